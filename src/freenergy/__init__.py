@@ -1,0 +1,1 @@
+"""freenergy: energy-based models of text."""

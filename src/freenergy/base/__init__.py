@@ -1,0 +1,1 @@
+"""P_LM(x): normalised, with exact scores and exact samples."""

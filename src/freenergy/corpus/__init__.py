@@ -1,0 +1,1 @@
+"""Text in, windows of tokens out."""

@@ -1,0 +1,35 @@
+"""How long work tells how far it is, without knowing who looks.
+
+Library code takes a ``Progress`` and calls it; the command line draws bars with time left, others pass nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, final
+
+Advance = Callable[[float], None]
+
+
+class Progress(Protocol):
+    """Someone who is told how far the work is."""
+
+    def track(self, label: str, total: float | None = None, unit: str = "") -> AbstractContextManager[Advance]:
+        """Begin a piece of work of ``total`` units; call the result with the units done since the last call."""
+        ...
+
+    def say(self, message: str) -> None:
+        """One line of words for a person."""
+        ...
+
+
+@final
+class Silent:
+    """Nobody looks."""
+
+    @contextmanager
+    def track(self, label: str, total: float | None = None, unit: str = "") -> Iterator[Advance]:
+        """Count nothing."""
+        yield lambda amount: None
+
+    def say(self, message: str) -> None:
+        """Say nothing."""

@@ -1,0 +1,107 @@
+"""Files that appear whole or not at all, and the fingerprints that name what is in them.
+
+A file is written beside its place, flushed to disk and renamed: a reader, or the same command after ``kill -9``, sees
+the old file, the new file, or none.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from freenergy.errors import UserError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; on success it is renamed to ``path``, on failure nothing is left.
+
+    >>> with whole(Path("runs/a.txt")) as aside:  # doctest: +SKIP
+    ...     aside.write_text("all of it")
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with room_on_disk(path):
+            yield aside
+            _flush(aside)
+            aside.replace(path)
+            _flush(path.parent)
+    finally:
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def room_on_disk(path: Path) -> Iterator[None]:
+    """Turn 'no space left' in any of its forms into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise no_room(path) from error
+        raise
+    except Exception as error:
+        # safetensors and arrow wrap the system's error in exceptions of their own; the code survives in the text
+        if any(f"os error {code}" in str(error) or f"[Errno {code}]" in str(error) for code in _NO_ROOM):
+            raise no_room(path) from error
+        raise
+
+
+def no_room(path: Path) -> UserError:
+    """Say that the disk is full."""
+    return UserError(f"no room on disk to write {path}: free some space or choose another folder, then run it again")
+
+
+def _flush(path: Path) -> None:
+    """Make a file, a folder's files, or a rename survive a power cut."""
+    if path.is_dir() and path.suffix == ".part":
+        for child in path.iterdir():
+            _flush(child)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, whole or not at all, with sorted keys so that equal values are equal bytes."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or say in one sentence why not."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON ({error}): delete it and run the stage that makes it again") from None
+
+
+def fingerprint(value: Any) -> str:
+    """Name a JSON-like value by its content: 16 hexadecimal digits of SHA-256 over its canonical form."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
