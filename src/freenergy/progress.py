@@ -5,11 +5,12 @@ Library code takes a ``Progress`` and calls it; the command line draws bars with
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 Advance = Callable[[float], None]
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Someone who is told how far the work is."""
 

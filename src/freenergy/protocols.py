@@ -7,8 +7,9 @@
 plays the role, and ``freenergy.testing`` checks that it plays it well.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -63,6 +64,9 @@ class Truncation:
         return log_q.log_softmax(-1)
 
 
+ANCESTRAL = Truncation()
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Draws:
@@ -76,7 +80,15 @@ class Draws:
     log_base: Float[Tensor, "batch num"]
     log_proposal: Float[Tensor, "batch num"]
 
+    @staticmethod
+    def cat(parts: "Sequence[Draws]", dim: int) -> "Draws":
+        """Join draws of other contexts (dim 0) or more candidates of the same contexts (dim 1)."""
+        x = Continuations.cat([part.x for part in parts], dim)
+        log_base = torch.cat([part.log_base for part in parts], dim)
+        return Draws(x, log_base, torch.cat([part.log_proposal for part in parts], dim))
 
+
+@runtime_checkable
 class LanguageModel(Protocol):
     """P_LM(x | c): normalised, with exact scores and exact samples."""
 
@@ -104,12 +116,13 @@ class LanguageModel(Protocol):
         ...
 
     def sample(
-        self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ...
+        self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
         """``num`` independent continuations of each context, in ``space``."""
         ...
 
 
+@runtime_checkable
 class Energy(Protocol):
     """E(c, x): one number a continuation, low where text is likely. An nn.Module's forward, or any callable."""
 

@@ -17,6 +17,7 @@ from typing import final
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from freenergy.errors import UserError
 
@@ -51,6 +52,13 @@ class Sequences:
         [[5, 6], [7, 0]]
         """
         return cls(*_padded(rows))
+
+    @staticmethod
+    def cat(parts: "Sequence[Sequences]") -> "Sequences":
+        """All the strings, padded to the longest."""
+        width = max(part.tokens.shape[1] for part in parts)
+        tokens = [pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts]
+        return Sequences(torch.cat(tokens), torch.cat([part.lengths for part in parts]))
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -101,6 +109,14 @@ class Continuations:
             tokens.view(*shape, -1) if num else tokens.view(*shape, 0),
             lengths.view(shape),
         )
+
+    @staticmethod
+    def cat(parts: "Sequence[Continuations]", dim: int) -> "Continuations":
+        """Join other contexts (dim 0; widths are padded to the widest) or more candidates of the same (dim 1)."""
+        contexts = parts[0].contexts if dim == 1 else Sequences.cat([part.contexts for part in parts])
+        width = max(part.tokens.shape[2] for part in parts)
+        tokens = [pad(part.tokens, (0, width - part.tokens.shape[2])) for part in parts]
+        return Continuations(contexts, torch.cat(tokens, dim), torch.cat([part.lengths for part in parts], dim))
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -32,6 +32,8 @@ def whole(path: Path) -> Iterator[Path]:
         with room_on_disk(path):
             yield aside
             _flush(aside)
+            if path.is_dir():
+                shutil.rmtree(path)
             aside.replace(path)
             _flush(path.parent)
     finally:

@@ -1,0 +1,166 @@
+"""One copy of the prefix's keys and values for N continuations, inside transformers' own interfaces.
+
+    softmax([q·K_p, q·K_x]) · [V_p; V_x]  =  w · softmax(q·K_p)·V_p  +  (1 − w) · softmax(q·K_x)·V_x,
+    w = sigmoid(logsumexp(q·K_p) − logsumexp(q·K_x))
+
+Attention over prefix and continuation splits exactly into two parts, so the prefix part [B] is never expanded to the
+B × N rows of the continuations. The attention function is registered with transformers' ``AttentionInterface`` and
+the preallocated continuation cache is one of its ``Cache`` classes; any model that fetches its attention there can
+use them.
+
+Legend: B contexts, N continuations of each, R = B·N rows, H heads in K groups of G (grouped-query), P prefix tokens,
+S new tokens, T continuation tokens so far, D head width.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+NAME = "freenergy_shared_prefix"
+_HANDLED = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "is_causal"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a model remembers of B contexts: keys and values of every layer, once."""
+
+    keys: list[Float[Tensor, "B K P D"]]
+    values: list[Float[Tensor, "B K P D"]]
+    lengths: Int[Tensor, " B"]
+
+    @classmethod
+    def from_cache(cls, cache: DynamicCache, lengths: Int[Tensor, " B"]) -> "Prefix":
+        """Take over what a stock forward pass has left in its cache."""
+        return cls([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers], lengths)
+
+
+_ACTIVE: ContextVar[Prefix | None] = ContextVar("freenergy_prefix", default=None)
+
+
+@contextmanager
+def attending_to(prefix: Prefix, model: PreTrainedModel) -> Iterator[None]:
+    """Within this block the model's attention reads ``prefix`` before the tokens that it is given."""
+    stock = model.config._attn_implementation
+    token = _ACTIVE.set(prefix)
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(stock)
+        _ACTIVE.reset(token)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Float[Tensor, "R H S D"],
+    key: Float[Tensor, "R K T D"],
+    value: Float[Tensor, "R K T D"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls; one query of each row sees its prefix and its own past."""
+    strange = {name for name, value in kwargs.items() if value is not None} - _HANDLED
+    if attention_mask is not None or dropout or strange:
+        raise NotImplementedError(f"attention with {sorted(strange) or 'a mask or dropout'}")
+    prefix = _ACTIVE.get()
+    assert prefix is not None, "shared-prefix attention runs inside attending_to"
+    k_p, v_p = prefix.keys[module.layer_idx], prefix.values[module.layer_idx]  # type: ignore[index]
+    (R, H, S, D), (B, K, P, _), T = query.shape, k_p.shape, key.shape[2]
+    N, G = R // B, H // K
+    q = query.reshape(B, N, K, G, S, D) * (scaling if scaling is not None else D**-0.5)
+    step = torch.arange(T - S, T, device=query.device)  # place of each new token in its continuation
+
+    # the prefix part: all N·G·S queries of a context against one copy of its keys
+    q_p = q.permute(0, 2, 1, 3, 4, 5).reshape(B, K, N * G * S, D)
+    ahead = torch.arange(P, device=query.device) - prefix.lengths.view(B, 1)  # −1 is the last token of the context
+    seen_p = (ahead < 0).view(B, 1, P).expand(B, S, P)
+    if sliding_window is not None:
+        seen_p = seen_p & (step.view(1, S, 1) - ahead.view(B, 1, P) < sliding_window)
+    seen_p = seen_p.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
+    out_p, mass_p = _part(q_p, k_p, v_p, seen_p, softcap)
+    out_p = out_p.view(B, K, N, G, S, -1).transpose(1, 2)
+    mass_p = mass_p.view(B, K, N, G, S, 1).transpose(1, 2)
+
+    # the continuation part: every row against its own keys
+    back = step.view(S, 1) - torch.arange(T, device=query.device)
+    seen_x = (back >= 0) & (back < (sliding_window or T + 1))
+    q_x = q.reshape(R, K, G * S, D)
+    out_x, mass_x = _part(q_x, key, value, seen_x.repeat(G, 1), softcap)
+    out_x, mass_x = out_x.view(B, N, K, G, S, -1), mass_x.view(B, N, K, G, S, 1)
+
+    out = torch.lerp(out_x, out_p, torch.sigmoid(mass_p - mass_x))
+    return out.reshape(R, H, S, -1).transpose(1, 2), None
+
+
+def _part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Attention over one part, and the log of its share of the softmax's denominator."""
+    scores = q @ k.transpose(-1, -2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)  # finite: a part with nothing to see has weight 0
+    mass = scores.logsumexp(-1, keepdim=True)
+    return (scores - mass).exp() @ v, mass
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+@final
+class ContinuationLayer(CacheLayerMixin):
+    """Keys and values of the continuations in one layer, in memory that is allocated once."""
+
+    is_sliding = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.filled = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate for the whole continuation."""
+        R, K, _, _ = key_states.shape
+        self.keys = key_states.new_empty(R, K, self.length, key_states.shape[-1])
+        self.values = value_states.new_empty(R, K, self.length, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append, and return all so far as views."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        end = self.filled + key_states.shape[2]
+        self.keys[:, :, self.filled : end] = key_states
+        self.values[:, :, self.filled : end] = value_states
+        self.filled = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """How many keys a query of this length will meet, and the first one's place."""
+        return self.filled + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens so far."""
+        return self.filled
+
+    def get_max_length(self) -> int:
+        """Tokens that fit."""
+        return self.length
+
+
+def continuation_cache(num_layers: int, length: int) -> Cache:
+    """An empty cache for continuations of at most ``length`` tokens."""
+    return Cache(layers=[ContinuationLayer(length) for _ in range(num_layers)])
