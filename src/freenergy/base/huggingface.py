@@ -55,7 +55,8 @@ class HuggingFaceLM:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c); differentiable where the model's weights ask for gradients."""

@@ -40,7 +40,8 @@ class Prefix:
     @classmethod
     def from_cache(cls, cache: DynamicCache, lengths: Int[Tensor, " B"]) -> "Prefix":
         """Take over what a stock forward pass has left in its cache."""
-        return cls([layer.keys for layer in cache.layers], [layer.values for layer in cache.layers], lengths)
+        layers: list[Any] = cache.layers
+        return cls([layer.keys for layer in layers], [layer.values for layer in layers], lengths)
 
 
 _ACTIVE: ContextVar[Prefix | None] = ContextVar("freenergy_prefix", default=None)
@@ -125,7 +126,7 @@ class ContinuationLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = length
         self.filled = 0
 

@@ -1,0 +1,56 @@
+"""From the name of a language model to the model: the small file that a run keeps, and the way back from it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.errors import UserError
+from freenergy.progress import Progress, Silent
+from freenergy.protocols import LanguageModel
+from freenergy.resources import cache_folder, locate
+from freenergy.storage import file_hash, read_json
+
+RECORD = "base.json"
+API_KEY = "FREENERGY_API_KEY"
+_SILENT = Silent()
+
+
+def locate_model(name: str, progress: Progress = _SILENT) -> Path:
+    """The checkpoint folder of a resource, hub id or path; a GGUF file is de-quantised once, into the cache."""
+    path = locate(name, progress)
+    ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(ggufs) != 1 or (path / "config.json").is_file():
+        return path
+    folder = cache_folder() / "converted" / f"{ggufs[0].stem}-{file_hash(ggufs[0])[:16]}"
+    if not (folder / "config.json").is_file():
+        from freenergy.base.checkpoints import convert_gguf
+
+        progress.say(f"de-quantising {ggufs[0].name} to safetensors, once")
+        convert_gguf(ggufs[0], folder)
+    return folder
+
+
+def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
+    """The language model that a run's ``base`` stage has left in ``folder``."""
+    record: dict[str, Any] = read_json(folder / RECORD)
+    match record.get("kind"):
+        case "ngram":
+            from freenergy.base.ngram import NgramLM
+
+            return NgramLM.from_pretrained(folder / record["path"])
+        case "huggingface":
+            from freenergy.base.huggingface import HuggingFaceLM
+
+            return HuggingFaceLM.from_pretrained(folder / record["path"], eos=tokenizer.eos)
+        case "remote":
+            from freenergy.base.remote import RemoteLM
+
+            return RemoteLM(
+                vocab_size=tokenizer.vocab_size,
+                eos=tokenizer.eos,
+                api_key=os.environ.get(API_KEY),
+                **{**record["settings"], "stops": tuple(record["settings"]["stops"])},
+            )
+        case other:
+            raise UserError(f"{folder / RECORD} names a base of kind {other!r}: run the base stage again")

@@ -1,0 +1,159 @@
+"""The command line. Results go to stdout, progress and words to stderr; bad input is one sentence and status 2.
+
+Heavy modules are imported inside the commands, so that ``--help`` is quick.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freenergy.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Energy-based models of text: train, measure, write.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, FILE.py:FUNCTION, or a name from `freenergy recipes`.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Stop after this stage: corpus, base or evaluation.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do every stage of a recipe; what is done already is not done again."""
+    from freenergy.config import load_recipe
+    from freenergy.console import Bars, show_stage
+    from freenergy.pipeline import run as run_recipe
+
+    loaded = load_recipe(recipe, changes or [])
+    folder = out or Path("runs") / loaded.name
+    results: dict[str, Any] = {}
+    with Bars() as bars:
+        for result in run_recipe(loaded, folder, stage=stage, progress=bars):
+            results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
+            if not as_json:
+                show_stage(result)
+    if as_json:
+        _print({"run": str(folder), "stages": results})
+    else:
+        typer.echo(f"The run is in {folder}. Write with it: freenergy sample {folder} --prefix 'Once upon a time'")
+
+
+@app.command()
+def sample(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    prefix: Annotated[str, typer.Option(help="Text to go on from; empty begins a new document.")] = "",
+    num: Annotated[int, typer.Option(help="How many continuations.")] = 3,
+    length: Annotated[int, typer.Option(help="At most this many tokens.")] = 40,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text with the run's base language model."""
+    from freenergy.console import Bars, show_samples
+    from freenergy.pipeline import load_base
+    from freenergy.protocols import Truncation
+    from freenergy.randomness import Rng
+    from freenergy.sequences import Sequences, SequenceSpace
+
+    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    lm, tokenizer = load_base(run_folder)
+    space = SequenceSpace(vocab_size=tokenizer.vocab_size, length=length, eos=tokenizer.eos)
+    contexts = Sequences.from_lists([tokenizer.encode(prefix)])
+    with Bars() as bars, bars.track(f"drawing {num} continuations") as advance:
+        draws = lm.sample(contexts, num, space, Rng(seed), truncation)
+        advance(1)
+    texts = [tokenizer.decode(x) for x in draws.x.lists()[0]]
+    rows = [
+        {"text": text, "tokens": tokens, "log_base": log_base, "log_proposal": log_proposal}
+        for text, tokens, log_base, log_proposal in zip(
+            texts, draws.x.lengths[0].tolist(), draws.log_base[0].tolist(), draws.log_proposal[0].tolist(), strict=True
+        )
+    ]
+    if as_json:
+        _print({"prefix": prefix, "seed": seed, "continuations": rows})
+    else:
+        show_samples(prefix, rows)
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes that come with the package."""
+    from freenergy.config import recipes as known
+    from freenergy.console import show_table
+
+    found = known()
+    if as_json:
+        _print({"recipes": [{"name": name, "about": about} for name, about in found.items()]})
+    else:
+        show_table("Recipes: freenergy run NAME", ["name", "about"], [list(row) for row in found.items()])
+
+
+@app.command()
+def resources(as_json: AsJson = False) -> None:
+    """List the texts and models that can be used by name."""
+    from freenergy.console import show_table
+    from freenergy.resources import listing
+
+    rows = listing()
+    if as_json:
+        _print({"resources": rows})
+        return
+    for row in rows:
+        row |= {"size": f"{row['size'] / 1e6:.1f} MB", "cached": "yes" if row["cached"] else "no"}
+    columns = ["name", "kind", "size", "cached", "licence", "description"]
+    show_table("Resources", columns, [[str(row[column]) for column in columns] for row in rows])
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed and whether it works: a self-test of some ten seconds."""
+    from freenergy.console import show_table
+    from freenergy.doctor import examine
+
+    findings = examine()
+    ok = all(check["ok"] for check in findings["checks"])
+    if as_json:
+        _print(findings | {"ok": ok})
+    else:
+        show_table(
+            "What there is", ["what", "value"], [[key, str(value)] for key, value in findings["machine"].items()]
+        )
+        rows = [["ok" if check["ok"] else "FAILED", check["name"], check["detail"]] for check in findings["checks"]]
+        show_table("Self-test", ["", "check", "seen"], rows)
+    raise typer.Exit(0 if ok else 1)
+
+
+def _print(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def main() -> None:
+    """Entry point: one sentence for bad input, never a traceback for it."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        app()
+    except UserError as error:
+        if "--json" in sys.argv:
+            _print({"error": str(error)})
+        print(f"freenergy: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,175 @@
+"""A recipe: everything that a run is told, from TOML (or Python) to frozen dataclasses.
+
+This is the only place that reads what users write in recipes, and the only one that imports pydantic: unknown keys and
+wrong types are refused here with their path, and everything below works on checked values.
+"""
+
+import difflib
+import json
+import runpy
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, final
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
+from freenergy.errors import UserError
+from freenergy.training.settings import Optimisation, TrainedBase
+
+RECIPES = Path(__file__).parent / "recipes"
+_DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """What is measured and shown at the end of a run."""
+
+    split: str = "test"
+    windows: int = 400
+    samples: int = 3  # continuations shown, each of another held-out prefix
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A whole run. The seed decides every random choice in it."""
+
+    name: str
+    about: str = ""
+    seed: int = 0
+    corpus: CorpusSettings
+    tokenizer: Annotated[BytePairTokenizer | WordTokenizer | PretrainedTokenizer, Field(discriminator="kind")] = field(
+        default_factory=BytePairTokenizer
+    )
+    base: Annotated[TrainedBase | NgramBase | PretrainedBase | RemoteBase, Field(discriminator="kind")] = field(
+        default_factory=TrainedBase
+    )
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        return asdict(self)
+
+
+_SECTIONS: tuple[type, ...] = (
+    Recipe, CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, TrainedBase, NgramBase,
+    PretrainedBase, RemoteBase, Optimisation, EvaluationSettings,
+)  # fmt: skip
+for _section in _SECTIONS:
+    with_config(ConfigDict(extra="forbid", strict=True))(_section)
+_ADAPTER = TypeAdapter(Recipe)
+
+
+def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
+    """The recipe in a TOML file, one that comes with the package, or ``file.py:function`` that returns a Recipe.
+
+    ``changes`` are ``a.b=c``, carried out before the recipe is checked.
+
+    >>> load_recipe("demo", ["seed=3"]).seed
+    3
+    """
+    table = _from_python(name) if ".py:" in name else _from_toml(_path(name))
+    for change in changes:
+        _change(table, change)
+    return make_recipe(table, origin=name)
+
+
+def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
+    """Check a table of settings."""
+    table = dict(table)
+    for section, kind in _DEFAULT_KINDS.items():
+        if isinstance(table.get(section), dict):
+            table[section] = {"kind": kind, **table[section]}
+    try:
+        # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
+        return _ADAPTER.validate_json(json.dumps(table, default=str))
+    except ValidationError as error:
+        raise UserError(_sentence(error, origin)) from None
+
+
+def recipes() -> dict[str, str]:
+    """The recipes that come with the package, and what each is about."""
+    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(RECIPES.glob("*.toml"))}
+    return {name: table.get("about", "") for name, table in tables.items()}
+
+
+def _from_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"the recipe {path} is not TOML ({error}): mend that place") from None
+    return {"name": path.stem, **table}
+
+
+def _from_python(name: str) -> dict[str, Any]:
+    """Call the user's own function; a recipe is data, so it passes the same checks as TOML."""
+    path, _, function = name.rpartition(":")
+    if not Path(path).is_file():
+        raise UserError(f"there is no file {path} with a recipe function: check the path")
+    names = runpy.run_path(path)
+    if not callable(names.get(function)):
+        raise UserError(f"{path} has no function {function!r}: name one that returns a freenergy Recipe")
+    recipe = names[function]()
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"{name} returned a {type(recipe).__name__}: it must return a freenergy Recipe")
+    return recipe.to_json()
+
+
+def _path(name: str) -> Path:
+    path = Path(name)
+    if path.suffix == ".toml" or path.is_file():
+        if not path.is_file():
+            raise UserError(f"there is no recipe file {path}: check the path, or see `freenergy recipes`")
+        return path
+    if (RECIPES / f"{name}.toml").is_file():
+        return RECIPES / f"{name}.toml"
+    known = ", ".join(recipes())
+    raise UserError(f"there is no recipe {name!r}: give the path of a TOML file, or one of {known}")
+
+
+def _change(table: dict[str, Any], change: str) -> None:
+    """Carry out one ``a.b=c``; c is read as TOML where it is TOML, else as a string."""
+    path, equals, text = change.partition("=")
+    if not equals or not path:
+        raise UserError(f"--set {change} is not of the form a.b=c, such as --set base.preset=small")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, key = path.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {change}: {section} is a value, not a section; see the recipe for its keys")
+    table[key] = value
+
+
+def _sentence(error: ValidationError, origin: str) -> str:
+    """The first complaint of pydantic, as one sentence with the path of the key."""
+    first = error.errors()[0]
+    # the second part of the path in these sections is the kind that was matched, not a key
+    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and first["loc"][0] in _DEFAULT_KINDS)]
+    path = ".".join(parts) or "the recipe"
+    match first["type"]:
+        case "unexpected_keyword_argument":
+            return f"{origin}: unknown key {path}{_near(parts[-1], first['loc'])}"
+        case "missing" | "missing_argument":
+            return f"{origin}: {path} is missing; set it in the recipe"
+        case "value_error":
+            return f"{origin}, {path}: {str(first['msg']).removeprefix('Value error, ')}"
+        case "union_tag_invalid":
+            return f"{origin}: {path}.kind is {first['ctx']['tag']!r}; choose one of {first['ctx']['expected_tags']}"
+        case _:
+            shown = repr(first["input"])[:60]
+            return f"{origin}: {path} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}; change it"
+
+
+def _near(key: str, loc: tuple[Any, ...]) -> str:
+    names = {f.name for section in _SECTIONS if is_dataclass(section) for f in fields(section)}
+    close = difflib.get_close_matches(key, names, n=1)
+    return f" (did you mean {close[0]}?)" if close else "; take it out, or see the docs for the keys of this section"

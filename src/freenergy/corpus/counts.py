@@ -1,0 +1,49 @@
+"""How many words and bytes a continuation adds to its prefix, so that perplexity can be told a word and a byte.
+
+    words(x | c) = W(c x) − W(c),      bytes(x | c) = |c x| − |c|
+
+W counts the words that have begun: runs of characters that are not white space. A word that began in the prefix is not
+counted again, so adjacent windows of a text count each of its words and bytes once. For byte-level vocabularies
+everything is done on the tokens' own bytes, and a character cut by the window's edge counts as a character where its
+last byte is. Only the end of the prefix is read; without a prefix a continuation is taken to begin a word.
+"""
+
+import codecs
+from collections.abc import Callable, Sequence
+
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.sequences import Continuations
+
+_TAIL = 16  # tokens of the prefix: enough bytes for a whole character before the continuation
+
+
+def count_words_and_bytes(tokenizer: Tokenizer, x: Continuations) -> tuple[int, int]:
+    """Words that begin in the continuations, and their bytes in UTF-8, summed over all; EOS is no text."""
+    measure = _measure(tokenizer)
+    words = size = 0
+    for context, continuations in zip(x.contexts.lists(), x.lists(), strict=True):
+        tail = context[-_TAIL:]
+        words_before, size_before = measure(tail)
+        for continuation in continuations:
+            words_after, size_after = measure(tail + continuation)
+            words += words_after - words_before
+            size += size_after - size_before
+    return words, size
+
+
+def _measure(tokenizer: Tokenizer) -> Callable[[Sequence[int]], tuple[int, int]]:
+    table = tokenizer.bytes_of_tokens
+    if table is None:
+        return lambda ids: _words_and_bytes(tokenizer.decode(ids))
+
+    def exact(ids: Sequence[int]) -> tuple[int, int]:
+        data = b"".join([table[i] for i in ids])
+        # not final: bytes of an unfinished character at the end wait for the rest of it
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+        return len(text.split()), len(data)
+
+    return exact
+
+
+def _words_and_bytes(text: str) -> tuple[int, int]:
+    return len(text.split()), len(text.encode())

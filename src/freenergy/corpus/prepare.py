@@ -1,0 +1,181 @@
+"""The corpus stage: text on disk to token streams and windows.
+
+    text → survey → tokenizer → shards → streams → windows → de-duplicated windows → corpus.json
+
+Every step leaves whole files, so a stage that was killed goes on where it was and ends with the same bits;
+``corpus.json`` is the last file and says that all others are there.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from freenergy.corpus.deduplicate import Stream, repeated, touched
+from freenergy.corpus.learn import learn, sample
+from freenergy.corpus.read import find
+from freenergy.corpus.report import CorpusReport, Example, SplitReport
+from freenergy.corpus.settings import SPLITS, BytePairTokenizer, CorpusSettings, PretrainedTokenizer, TokenizerSettings
+from freenergy.corpus.shards import SHARD_BYTES, StreamCount, encode_shards, join_shards, token_type
+from freenergy.corpus.splits import Sources, Survey, survey, tagged, total_size, wanted
+from freenergy.corpus.store import REPORT, Windows
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.corpus.windows import Places, make_windows, write_windows
+from freenergy.errors import UserError
+from freenergy.progress import Progress
+from freenergy.storage import file_hash, fingerprint, read_json, write_json
+
+_SURVEY, _SHARDS = "survey.json", "shards"
+_EXAMPLES = 3
+
+
+def prepare(
+    settings: CorpusSettings,
+    tokenizer_settings: TokenizerSettings,
+    sources: Sources,
+    folder: Path,
+    seed: int,
+    progress: Progress,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> CorpusReport:
+    """Prepare a corpus in ``folder``, or go on where an earlier call with the same settings stopped.
+
+    ``sources`` is ``{"all": paths}``, which is split by document, or has the paths of ``train``, ``validation`` and,
+    if wanted, ``test``.
+    """
+    _sweep(folder)
+    if not (folder / REPORT).exists():
+        sources = {name: _files(sources[name]) for name in ("all", *SPLITS) if name in sources}
+        found = _surveyed(settings, sources, folder, seed, progress)
+        tokenizer = _tokenizer(settings, tokenizer_settings, sources, found, folder, seed, progress)
+        splits = wanted(settings, sources)
+        with progress.track("encoding", total_size(sources), "bytes") as advance:
+            pieces = tagged(settings, sources, found, seed, advance)
+            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes)
+        counts = join_shards(folder / _SHARDS, num_shards, splits, folder)
+        report = _finish(settings, tokenizer, counts, folder, progress)
+        write_json(folder / REPORT, report.to_json())
+    shutil.rmtree(folder / _SHARDS, ignore_errors=True)
+    (folder / _SURVEY).unlink(missing_ok=True)
+    return CorpusReport.from_json(read_json(folder / REPORT))
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process was writing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in list(folder.rglob(".*.part")):
+        part.unlink()
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    return [file for path in paths for file in find(path)]
+
+
+def _surveyed(settings: CorpusSettings, sources: Sources, folder: Path, seed: int, progress: Progress) -> Survey:
+    if not (folder / _SURVEY).exists():
+        write_json(folder / _SURVEY, survey(settings, sources, seed, progress).to_json())
+    return Survey.from_json(read_json(folder / _SURVEY))
+
+
+def _tokenizer(
+    settings: CorpusSettings,
+    tokenizer_settings: TokenizerSettings,
+    sources: Sources,
+    found: Survey,
+    folder: Path,
+    seed: int,
+    progress: Progress,
+) -> Tokenizer:
+    """The tokenizer of the corpus: as stored, or loaded, or learned from the training split."""
+    place = folder / "tokenizer"
+    if not (place / "tokenizer.json").exists():
+        if isinstance(tokenizer_settings, PretrainedTokenizer):
+            tokenizer = Tokenizer.from_pretrained(Path(tokenizer_settings.path))
+        else:
+            with progress.track("learning the tokenizer", total_size(sources), "bytes") as advance:
+                pieces = tagged(settings, sources, found, seed, advance)
+                texts: Iterator[str] = (piece.text for split, piece in pieces if split == "train")
+                if isinstance(tokenizer_settings, BytePairTokenizer):
+                    characters = found.characters.get("train", found.characters.get("all", 0))
+                    texts = sample(texts, characters, tokenizer_settings.sample_megabytes << 20)
+                tokenizer = learn(tokenizer_settings, texts)
+        tokenizer.save(place)
+    return Tokenizer.from_pretrained(place)
+
+
+def _finish(
+    settings: CorpusSettings, tokenizer: Tokenizer, counts: dict[str, StreamCount], folder: Path, progress: Progress
+) -> CorpusReport:
+    """Windows of each split, cleared of what earlier splits hold; then the report."""
+    splits: dict[str, SplitReport] = {}
+    examples: tuple[Example, ...] = ()
+    streams: dict[str, Stream] = {}
+    for split, count in counts.items():
+        bounds = np.load(folder / f"{split}.documents.npy", mmap_mode="r", allow_pickle=False)
+        tokens = np.memmap(folder / f"{split}.bin", dtype=token_type(tokenizer.vocab_size), mode="r")
+        places, dropped, shared = make_windows(bounds, settings, split), 0, None
+        held_out = Stream(tokens, bounds)
+        if streams and settings.ngram:
+            places, dropped, shared = _clear(places, held_out, streams, settings, split, progress)
+        streams[split] = held_out
+        write_windows(folder / f"{split}.windows.parquet", places, settings)
+        splits[split] = SplitReport(
+            documents=count.documents,
+            tokens=count.tokens,
+            bytes=count.bytes,
+            windows=len(places["start"]),
+            windows_dropped=dropped,
+            ngrams_shared=shared,
+        )
+        if split == "validation":
+            examples = _examples(Windows(tokens, places, settings.prefix, settings.continuation), tokenizer)
+    return CorpusReport(
+        fingerprint=_fingerprint(folder, tokenizer, settings),
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos=tokenizer.eos,
+        prefix=settings.prefix,
+        continuation=settings.continuation,
+        ending=settings.ending,
+        ngram=settings.ngram,
+        splits=splits,
+        examples=examples,
+    )
+
+
+def _clear(
+    places: Places,
+    held_out: Stream,
+    earlier: dict[str, Stream],
+    settings: CorpusSettings,
+    split: str,
+    progress: Progress,
+) -> tuple[Places, int, float]:
+    """Windows without those that repeat an n-gram of earlier splits, how many went, and the share of such n-grams."""
+    total = sum(len(stream.tokens) for stream in earlier.values())
+    with progress.track(f"de-duplicating {split}", total, "tokens") as advance:
+        marked, shared = repeated(held_out, earlier.values(), settings.ngram, advance)
+    drop = touched(marked, places, settings.prefix, settings.ngram)
+    if drop.all():
+        raise UserError(
+            f"all {len(drop)} {split} windows share {settings.ngram} tokens in a row with {' or '.join(earlier)}: give "
+            f"other {split} text, or set deduplicate above {settings.ngram}, or to 0 to keep them"
+        )
+    return {name: column[~drop] for name, column in places.items()}, int(drop.sum()), shared
+
+
+def _examples(windows: Windows, tokenizer: Tokenizer) -> tuple[Example, ...]:
+    rows = np.unique(np.linspace(0, len(windows) - 1, _EXAMPLES).astype(np.int64))
+    x = windows.continuations(rows)
+    return tuple(
+        Example(prefix=tokenizer.decode(context), continuation=tokenizer.decode(continuation))
+        for context, [continuation] in zip(x.contexts.lists(), x.lists(), strict=True)
+    )
+
+
+def _fingerprint(folder: Path, tokenizer: Tokenizer, settings: CorpusSettings) -> str:
+    content = {path.name: file_hash(path) for pattern in ("*.bin", "*.parquet") for path in folder.glob(pattern)}
+    about = {"prefix": settings.prefix, "continuation": settings.continuation, "ending": settings.ending}
+    return fingerprint({"tokenizer": tokenizer.fingerprint, "files": content, **about})

@@ -1,0 +1,149 @@
+"""From pieces of documents to one stream of tokens a split, in steps that survive a crash.
+
+    shard k = the tokens of the k-th 16 MB of text;      stream of a split = its documents, each followed by EOS
+
+A shard appears whole or not at all. After a crash the text is read again, which is quick, and only missing shards are
+encoded. The grouping depends on the text alone, so the streams have the same bits however often work was interrupted.
+"""
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, final
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from freenergy.corpus.documents import Piece
+from freenergy.corpus.settings import SPLITS
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.storage import whole
+
+SHARD_BYTES = 16 << 20
+_BATCH_BYTES = 2 << 20  # the library keeps some hundred bytes a token until a batch is done
+
+Tagged = Iterable[tuple[str, Piece]]
+Array = np.ndarray
+
+
+@final
+@dataclass(slots=True)
+class StreamCount:
+    """What a split's stream holds; ``tokens`` counts EOS, ``bytes`` are those of the text."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+
+def token_type(vocab_size: int) -> np.dtype:
+    """Two bytes a token where they suffice, else four; little-endian."""
+    return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
+
+
+def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int) -> int:
+    """Encode what is not encoded yet; the number of shards."""
+    count = 0
+    for group in _groups(tagged, shard_bytes):
+        path = _shard(folder, count)
+        if not path.exists():
+            arrays = _encode(group, tokenizer)
+            with whole(path) as aside:
+                save_file(arrays, aside)
+        count += 1
+    return count
+
+
+def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> dict[str, StreamCount]:
+    """Write ``<split>.bin`` (tokens) and ``<split>.documents.npy`` (where each begins, and the end of the last)."""
+    counts = {split: StreamCount() for split in splits}
+    ends: dict[str, list[Array]] = {split: [np.zeros(1, dtype=np.int64)] for split in splits}
+    with ExitStack() as stack:
+        files = {split: _open(stack, out / f"{split}.bin") for split in splits}
+        for k in range(count):
+            shard = load_file(_shard(folder, k))
+            for split in splits:
+                ends[split].append(_append(shard, SPLITS.index(split), files[split], counts[split]))
+    for split in splits:
+        with whole(out / f"{split}.documents.npy") as aside:
+            aside.write_bytes(_npy(np.concatenate(ends[split])))
+    return counts
+
+
+def _npy(array: Array) -> bytes:
+    """In memory first: numpy's own writing to a file does not say so when the disk is full."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _open(stack: ExitStack, path: Path) -> IO[bytes]:
+    aside = stack.enter_context(whole(path))
+    return stack.enter_context(aside.open("wb"))
+
+
+def _shard(folder: Path, k: int) -> Path:
+    return folder / f"{k:06d}.safetensors"
+
+
+def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[list[tuple[str, Piece, int]]]:
+    group: list[tuple[str, Piece, int]] = []
+    held = 0
+    for split, piece in tagged:
+        size = len(piece.text.encode())
+        group.append((split, piece, size))
+        held += size
+        if held >= shard_bytes:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def _encode(group: Sequence[tuple[str, Piece, int]], tokenizer: Tokenizer) -> dict[str, Array]:
+    """Tokens of the pieces, EOS after each last one, with the split, length and bytes of each piece."""
+    kind = token_type(tokenizer.vocab_size)
+    tokens: list[Array] = []
+    lengths: list[int] = []
+    for batch in _batches(group):
+        rows = tokenizer.encode_batch([piece.text for piece in batch])
+        for ids, piece in zip(rows, batch, strict=True):
+            if piece.is_last:
+                ids.append(tokenizer.eos)
+            lengths.append(len(ids))
+        tokens.append(np.fromiter(chain.from_iterable(rows), dtype=kind, count=sum(map(len, rows))))
+    return {
+        "tokens": np.concatenate(tokens),
+        "lengths": np.array(lengths, dtype=np.int64),
+        "splits": np.array([SPLITS.index(split) for split, _, _ in group], dtype=np.uint8),
+        "is_last": np.array([piece.is_last for _, piece, _ in group], dtype=np.uint8),
+        "bytes": np.array([size for _, _, size in group], dtype=np.int64),
+    }
+
+
+def _batches(group: Sequence[tuple[str, Piece, int]]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    held = 0
+    for _, piece, size in group:
+        batch.append(piece)
+        held += size
+        if held >= _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _append(shard: dict[str, Array], split: int, file: IO[bytes], count: StreamCount) -> Array:
+    """Add the shard's tokens of one split to its stream; where its documents end."""
+    mine = shard["splits"] == split
+    file.write(shard["tokens"][np.repeat(mine, shard["lengths"])].tobytes())
+    places = count.tokens + np.cumsum(shard["lengths"][mine])
+    ends: Array = places[shard["is_last"][mine].astype(bool)]
+    count.documents += len(ends)
+    count.tokens += int(shard["lengths"][mine].sum())
+    count.bytes += int(shard["bytes"][mine].sum())
+    return ends

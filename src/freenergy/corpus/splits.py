@@ -1,0 +1,116 @@
+"""Which split a document belongs to.
+
+    h(d) = keyed hash of the document's text,      validation: h < a,      test: a ≤ h < b,      train: b ≤ h
+
+a and b are quantiles of the distinct hashes, so that each split gets its share of the documents and at least one.
+Equal documents have equal hashes: none is in two splits. Of a document that comes in pieces the first piece is hashed.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from freenergy.corpus.documents import Piece
+from freenergy.corpus.read import read, size
+from freenergy.corpus.settings import SPLITS, CorpusSettings
+from freenergy.errors import UserError
+from freenergy.progress import Advance, Progress
+
+Sources = Mapping[str, Sequence[Path]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What one reading of all the text found, before anything is encoded.
+
+    ``documents`` and ``characters`` are counted for each source; ``bounds`` are a and b, where one source is split.
+    """
+
+    documents: dict[str, int]
+    characters: dict[str, int]
+    bounds: tuple[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Survey":
+        """The inverse of ``to_json``."""
+        return cls(documents=value["documents"], characters=value["characters"], bounds=tuple(value["bounds"]))
+
+
+def survey(settings: CorpusSettings, sources: Sources, seed: int, progress: Progress) -> Survey:
+    """Read everything once: find bad files early, count, and set the bounds of the splits."""
+    documents, characters = dict.fromkeys(sources, 0), dict.fromkeys(sources, 0)
+    hashes = array("Q")
+    with progress.track("reading the text", total_size(sources), "bytes") as advance:
+        for name, paths in sources.items():
+            for piece in read(paths, settings, advance):
+                documents[name] += piece.is_first
+                characters[name] += len(piece.text)
+                if piece.is_first and name == "all":
+                    hashes.append(_hash(piece.text, seed))
+    _check_documents(documents, sources)
+    bounds = _bounds(np.frombuffer(hashes, dtype=np.uint64), settings) if "all" in sources else (0, 0)
+    return Survey(documents=documents, characters=characters, bounds=bounds)
+
+
+def tagged(
+    settings: CorpusSettings, sources: Sources, found: Survey, seed: int, advance: Advance
+) -> Iterator[tuple[str, Piece]]:
+    """All pieces in the order of the sources, each with its split."""
+    for name, paths in sources.items():
+        split = name
+        for piece in read(paths, settings, advance):
+            if name == "all" and piece.is_first:
+                split = _split_of(_hash(piece.text, seed), found.bounds)
+            yield split, piece
+
+
+def wanted(settings: CorpusSettings, sources: Sources) -> tuple[str, ...]:
+    """The splits that there will be."""
+    if "all" in sources:
+        return SPLITS if settings.test_share > 0 else SPLITS[:2]
+    return tuple(name for name in SPLITS if name in sources)
+
+
+def total_size(sources: Sources) -> int:
+    """Bytes on disk of all sources, the measure of progress."""
+    return size([path for paths in sources.values() for path in paths])
+
+
+def _hash(text: str, seed: int) -> int:
+    key = seed.to_bytes(16, "little", signed=True)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
+
+
+def _split_of(value: int, bounds: tuple[int, int]) -> str:
+    a, b = bounds
+    return "validation" if value < a else "test" if value < b else "train"
+
+
+def _bounds(hashes: np.ndarray, settings: CorpusSettings) -> tuple[int, int]:
+    distinct = np.unique(hashes)
+    shares = settings.validation_share, settings.test_share
+    validation, test = (max(1, round(share * len(distinct))) if share > 0 else 0 for share in shares)
+    if validation + test >= len(distinct):
+        raise UserError(
+            f"the corpus has {len(distinct)} distinct document{'s' * (len(distinct) != 1)}, too few to split: set "
+            'documents = "paragraph" or "line", or document_start, or give the splits in files of their own '
+            "(train, validation, test)"
+        )
+    return int(distinct[validation]), int(distinct[validation + test])
+
+
+def _check_documents(documents: Mapping[str, int], sources: Sources) -> None:
+    for name, count in documents.items():
+        if count == 0:
+            where = ", ".join(map(str, sources[name][:3])) or "no file"
+            raise UserError(f"there is no text in {where}: give a corpus with at least one document that is not blank")

@@ -1,0 +1,148 @@
+"""A prepared corpus on disk, opened for reading.
+
+    <split>.bin  tokens,   <split>.documents.npy  bounds,   <split>.windows.parquet  windows,  tokenizer/,  corpus.json
+
+Streams are mapped, not loaded; windows become tensors when they are asked for.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from freenergy.corpus.report import CorpusReport
+from freenergy.corpus.shards import token_type
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.corpus.windows import Places, read_windows
+from freenergy.errors import UserError
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.storage import read_json
+
+REPORT = "corpus.json"
+
+
+@final
+class Windows:
+    """The windows of one split: p tokens of prefix and up to L of continuation each."""
+
+    def __init__(self, stream: Any, places: Places, prefix: int, continuation: int) -> None:
+        self._stream = stream
+        self.starts = places["start"]
+        self.lengths = places["length"]
+        self.documents = places["document"]
+        self._prefix = prefix
+        self._continuation = continuation
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def continuations(self, rows: slice | Sequence[int] | Tensor | np.ndarray) -> Continuations:
+        """Some windows: B prefixes as contexts with one continuation each, padded on the right to L."""
+        at = rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
+        starts, lengths = self.starts[at], torch.from_numpy(self.lengths[at].astype(np.int64))
+        p, L = self._prefix, self._continuation
+        # a window that ends early at the end of the stream must not be read beyond it
+        place = np.minimum(starts[:, None] + np.arange(p + L), len(self._stream) - 1)
+        tokens = torch.from_numpy(self._stream[place].astype(np.int64))
+        x = tokens[:, p:] * (torch.arange(L) < lengths.unsqueeze(-1))
+        contexts = Sequences(tokens[:, :p].contiguous(), torch.full((len(starts),), p))
+        return Continuations(contexts, x.unsqueeze(1), lengths.unsqueeze(1))
+
+
+@final
+class Corpus:
+    """Streams and windows of the splits, and the tokenizer that made them."""
+
+    def __init__(self, folder: Path, report: CorpusReport, tokenizer: Tokenizer) -> None:
+        self.folder = folder
+        self.report = report
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def open(cls, folder: Path) -> "Corpus":
+        """Open a prepared corpus, or say what is missing or damaged."""
+        if not (folder / REPORT).is_file():
+            raise UserError(f"there is no prepared corpus in {folder}: run the corpus stage first")
+        try:
+            report = CorpusReport.from_json(read_json(folder / REPORT))
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(f"{folder / REPORT} is damaged or of another version: run the corpus stage again") from None
+        tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
+        if tokenizer.fingerprint != report.tokenizer:
+            raise UserError(
+                f"the tokenizer in {folder} is not the one that made the corpus: run the corpus stage again"
+            )
+        return cls(folder, report, tokenizer)
+
+    @property
+    def prefix(self) -> int:
+        """p, the tokens of a window's prefix."""
+        return self.report.prefix
+
+    @property
+    def continuation(self) -> int:
+        """L, the most tokens of a window's continuation."""
+        return self.report.continuation
+
+    @property
+    def ending(self) -> str:
+        """Where a continuation stops: "fixed" or "eos"."""
+        return self.report.ending
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two corpora of the same tokens and windows."""
+        return self.report.fingerprint
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self.report.splits)
+
+    @property
+    def space(self) -> SequenceSpace:
+        """The set of continuations that the windows are drawn from."""
+        eos = self.tokenizer.eos if self.ending == "eos" else None
+        return SequenceSpace(vocab_size=self.tokenizer.vocab_size, length=self.continuation, eos=eos)
+
+    def stream(self, split: str) -> np.memmap:
+        """All tokens of a split, each document followed by EOS, mapped from disk."""
+        path, kind = self._path(split, "bin"), token_type(self.report.vocab_size)
+        expected = self.report.splits[split].tokens * kind.itemsize
+        if path.stat().st_size != expected:
+            raise _damaged(path, f"{path.stat().st_size} bytes, not {expected}")
+        return np.memmap(path, dtype=kind, mode="r")
+
+    def documents(self, split: str) -> np.ndarray:
+        """Bounds of the documents in the stream: document d is [bounds[d], bounds[d + 1]), its EOS included."""
+        path = self._path(split, "documents.npy")
+        try:
+            bounds: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise _damaged(path, str(error)) from None
+        if len(bounds) != self.report.splits[split].documents + 1:
+            raise _damaged(path, f"{len(bounds) - 1} documents, not {self.report.splits[split].documents}")
+        return bounds
+
+    def windows(self, split: str) -> Windows:
+        """The windows of a split."""
+        path = self._path(split, "windows.parquet")
+        places = read_windows(path)
+        if len(places["start"]) != self.report.splits[split].windows:
+            raise _damaged(path, f"{len(places['start'])} windows, not {self.report.splits[split].windows}")
+        return Windows(self.stream(split), places, self.prefix, self.continuation)
+
+    def _path(self, split: str, ending: str) -> Path:
+        if split not in self.report.splits:
+            raise UserError(f"the corpus in {self.folder} has no split {split!r}: it has {', '.join(self.splits)}")
+        path = self.folder / f"{split}.{ending}"
+        if not path.is_file():
+            raise UserError(f"there is no file {path}: run the corpus stage again")
+        return path
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is damaged ({why}): run the corpus stage again")

@@ -1,0 +1,159 @@
+"""Text to tokens and back, with a fingerprint that says whose tokens they are.
+
+    encode: text → t_1 … t_n,      decode(encode(text)) = text   (byte-level),      EOS ends a document and is no text
+
+Encoding never adds a special token, and text that happens to spell one is plain text, so EOS is in a stream only
+where a document ends.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import tokenizers
+
+from freenergy.errors import UserError
+from freenergy.storage import fingerprint, read_json, write_json, write_text
+
+_FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+
+@final
+class Tokenizer:
+    """A tokenizer of the ``tokenizers`` library that knows the end of a document."""
+
+    def __init__(self, inner: tokenizers.Tokenizer, eos: int) -> None:
+        inner.no_truncation()  # checkpoints ship with both switched on; a corpus is neither cut nor padded
+        inner.no_padding()
+        inner.encode_special_tokens = True
+        if inner.id_to_token(eos) is None:
+            raise UserError(
+                f"the tokenizer has no token {eos} to end a document: mend eos_token_id in the folder's config.json"
+            )
+        self._inner = inner
+        self.eos = eos
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included; ids are below it."""
+        return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers that give the same tokens and end documents alike."""
+        return fingerprint({"tokenizer": self._state, "eos": self.eos})
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text, on all cores."""
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens; special tokens are no text."""
+        return str(self._inner.decode([i for i in ids if i != self.eos], skip_special_tokens=True))
+
+    @cached_property
+    def bytes_of_tokens(self) -> list[bytes] | None:
+        """The bytes that each token stands for, where the vocabulary is byte-level; else None."""
+        if not _mentions_byte_level(self._state.get("decoder")):
+            return None
+        alphabet = byte_alphabet()
+        table = [b""] * self.vocab_size
+        for token, i in self._inner.get_vocab(with_added_tokens=False).items():
+            table[i] = b"".join(alphabet.get(char, char.encode()) for char in token)
+        for i, added in self._inner.get_added_tokens_decoder().items():
+            table[i] = b"" if added.special or i == self.eos else added.content.encode()
+        return table
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that ``transformers.AutoTokenizer`` and ``from_pretrained`` load."""
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self._inner.id_to_token(self.eos),
+            "clean_up_tokenization_spaces": False,
+        }
+        write_json(folder / _CONFIG, config)
+        write_text(folder / _FILE, self._inner.to_str())
+
+    @classmethod
+    def from_pretrained(cls, path: Path) -> "Tokenizer":
+        """Load the tokenizer of a model: a folder in Hugging Face form, or a GGUF file. Never runs remote code."""
+        if path.is_dir() and (path / _FILE).is_file():
+            inner = _from_json((path / _FILE).read_text(encoding="utf-8"), path / _FILE)
+            return cls(inner, _eos_of_folder(path, inner))
+        if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+            return cls(*_through_transformers(path))
+        raise UserError(
+            f"there is no tokenizer at {path}: give the folder of a model (with {_FILE} in it) or a .gguf file"
+        )
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(self._inner.to_str())
+        return state
+
+
+def byte_alphabet() -> dict[str, bytes]:
+    """The character that byte-level vocabularies write for each byte: itself if it prints, else one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+    return {char: bytes([byte]) for char, byte in characters.items()}
+
+
+def _mentions_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    return decoder.get("type") == "ByteLevel" or any(map(_mentions_byte_level, decoder.get("decoders", ())))
+
+
+def _from_json(text: str, path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is not a tokenizer ({error}): fetch the model's folder again") from None
+
+
+def _eos_of_folder(folder: Path, inner: tokenizers.Tokenizer) -> int:
+    """EOS by name from the tokenizer's own files, else by number from the model's."""
+    for name in (_CONFIG, "special_tokens_map.json"):
+        token = _entry(folder / name, "eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        eos = inner.token_to_id(token) if isinstance(token, str) else None
+        if eos is not None:
+            return int(eos)
+    for name in ("config.json", "generation_config.json"):
+        eos = _entry(folder / name, "eos_token_id")
+        eos = eos[0] if isinstance(eos, list) and eos else eos
+        if isinstance(eos, int):
+            return eos
+    raise UserError(
+        f"the tokenizer in {folder} does not say which token ends a document: add eos_token to {folder / _CONFIG}"
+    )
+
+
+def _entry(path: Path, key: str) -> Any:
+    value = read_json(path) if path.is_file() else {}
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _through_transformers(path: Path) -> tuple[tokenizers.Tokenizer, int]:
+    from transformers import AutoTokenizer
+
+    where, extra = (path, {}) if path.is_dir() else (path.parent, {"gguf_file": path.name})
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False, **extra)
+        inner = loaded.backend_tokenizer
+    except Exception as error:  # a converter may raise anything
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(
+            f"transformers cannot load a tokenizer from {path} ({reason}): save it with save_pretrained as {_FILE}"
+        ) from error
+    if loaded.eos_token_id is None:
+        raise UserError(f"the tokenizer in {path} does not say which token ends a document: set its eos_token")
+    return tokenizers.Tokenizer.from_str(inner.to_str()), int(loaded.eos_token_id)

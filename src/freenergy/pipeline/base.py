@@ -1,0 +1,117 @@
+"""Stage ``base``: the language model, trained, counted, found or reached."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from freenergy.base.opening import RECORD, locate_model, open_base
+from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.corpus import Corpus
+from freenergy.errors import UserError
+from freenergy.pipeline.run import Run, Stage
+from freenergy.progress import Progress
+from freenergy.randomness import Rng
+from freenergy.sequences import Sequences, SequenceSpace
+from freenergy.storage import fingerprint, read_json, write_json
+from freenergy.training.settings import TrainedBase
+
+
+def _inputs(run: Run, progress: Progress) -> Any:
+    settings = run.recipe.base
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings)}
+    match settings:
+        case TrainedBase(start=start) if start:
+            inputs["checkpoint"] = _checkpoint(start, progress)
+        case PretrainedBase(path=path):
+            inputs["checkpoint"] = _checkpoint(path, progress)
+    return inputs
+
+
+def _checkpoint(name: str, progress: Progress) -> str:
+    from freenergy.base.checkpoints import checkpoint_fingerprint
+
+    return checkpoint_fingerprint(locate_model(name, progress))
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    corpus = Corpus.open(run.stage("corpus"))
+    match run.recipe.base:
+        case TrainedBase() as settings:
+            summary = _train(settings, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
+        case NgramBase(order=order):
+            summary = _count(order, corpus, folder, progress)
+        case PretrainedBase(path=path):
+            summary = _find(path, corpus, folder, progress)
+        case RemoteBase() as remote:
+            summary = _reach(remote, corpus, folder)
+    return {"kind": run.recipe.base.kind, "tokenizer": corpus.tokenizer.fingerprint, **summary}
+
+
+def _train(settings: TrainedBase, corpus: Corpus, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
+    from freenergy.base.checkpoints import checkpoint_fingerprint, save_checkpoint
+    from freenergy.training.language_model import train_language_model, training_summary
+
+    training = folder / "training"
+    if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on
+        start = locate_model(settings.start, progress) if settings.start else None
+        model = train_language_model(settings, corpus, start, training, rng, progress)
+        save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
+        name = checkpoint_fingerprint(folder / "model")
+        parameters = sum(weight.numel() for weight in model.parameters())
+        record = {"kind": "huggingface", "path": "model", "fingerprint": name, "parameters": parameters}
+        write_json(folder / RECORD, record)
+    for moments in training.glob("*.safetensors"):
+        moments.unlink()
+    record = read_json(folder / RECORD)
+    return {key: record[key] for key in ("parameters", "fingerprint")} | training_summary(training)
+
+
+def _count(order: int, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
+    from freenergy.base.ngram import NgramLM
+
+    tokenizer = corpus.tokenizer
+    lm = NgramLM.fit(
+        corpus.stream("train"),
+        vocab_size=tokenizer.vocab_size,
+        eos=tokenizer.eos,
+        order=order,
+        tokenizer=tokenizer.fingerprint,
+        progress=progress,
+    )
+    lm.save_pretrained(folder / "model")
+    write_json(folder / RECORD, {"kind": "ngram", "path": "model", "fingerprint": lm.fingerprint})
+    return {"order": order, "fingerprint": lm.fingerprint}
+
+
+def _find(name: str, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
+    from freenergy.base.checkpoints import check_tokenizer, checkpoint_fingerprint
+    from freenergy.base.huggingface import HuggingFaceLM
+
+    path = locate_model(name, progress).resolve()
+    check_tokenizer(path, corpus.tokenizer)
+    lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos)
+    needed = corpus.prefix + corpus.continuation
+    if lm.max_length is not None and needed > lm.max_length:
+        raise UserError(
+            f"windows of {corpus.prefix} + {corpus.continuation} tokens do not fit the {lm.max_length} tokens of "
+            f"{name}: set corpus.prefix or corpus.continuation lower"
+        )
+    mark = checkpoint_fingerprint(path)
+    write_json(folder / RECORD, {"kind": "huggingface", "path": str(path), "fingerprint": mark})
+    parameters = sum(weight.numel() for weight in lm.model.parameters())
+    return {"path": str(path), "parameters": parameters, "fingerprint": mark, "shares_prefix": lm.shares_prefix}
+
+
+def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    """Draw one token, so that a server that is down or gives no log-probs is found out here and not hours later."""
+    settings = {key: value for key, value in asdict(remote).items() if key != "kind"}
+    record = {"kind": "remote", "settings": settings, "fingerprint": fingerprint(settings)}
+    write_json(folder / RECORD, record)
+    lm = open_base(folder, corpus.tokenizer)
+    space = SequenceSpace(vocab_size=corpus.tokenizer.vocab_size, length=1)
+    draw = lm.sample(Sequences.from_lists([[corpus.tokenizer.eos]]), 1, space, Rng(0))
+    lm.log_prob(draw.x)
+    return {"url": remote.url, "model": remote.model, "fingerprint": record["fingerprint"]}
+
+
+STAGE = Stage("base", _inputs, _work)

@@ -1,0 +1,72 @@
+"""Stage ``corpus``: named text → tokenizer, token streams, windows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freenergy.base.opening import locate_model
+from freenergy.corpus import CorpusSettings, PretrainedTokenizer, prepare
+from freenergy.pipeline.run import Run, Stage
+from freenergy.progress import Progress
+from freenergy.resources import RESOURCES, ResourceUnavailable, docstrings_corpus, fetch, locate
+
+FALLBACK = "docstrings"
+_SPLITS = ("train", "validation", "test")
+
+
+def _settings(run: Run, progress: Progress) -> tuple[CorpusSettings, Mapping[str, Sequence[Path]]]:
+    """The corpus settings with a resource's reading rules filled in, and the files of each split."""
+    settings = run.recipe.corpus
+    if not settings.source:
+        named = {split: getattr(settings, split) for split in _SPLITS if getattr(settings, split)}
+        return settings, {split: [locate(name, progress)] for split, name in named.items()}
+    if settings.source not in RESOURCES:
+        return settings, {"all": [locate(settings.source, progress)]}
+    resource = RESOURCES[settings.source]
+    try:
+        folder = fetch(settings.source, progress)
+    except ResourceUnavailable as error:
+        if run.recipe.name != "demo":
+            raise
+        progress.say(f"{error}; the demo reads the docstrings of the installed packages instead")
+        return settings, {"all": [_docstrings(run)]}
+    rules: dict[str, Any] = {"documents": resource.documents, "document_start": resource.document_start}
+    return replace(settings, **rules), {split: [folder / name] for split, name in resource.splits.items()}
+
+
+def _docstrings(run: Run) -> Path:
+    path = run.folder / f"{FALLBACK}.jsonl"
+    return path if path.is_file() else docstrings_corpus(path)
+
+
+def _inputs(run: Run, progress: Progress) -> Any:
+    settings, sources = _settings(run, progress)
+    tokenizer = run.recipe.tokenizer
+    return {
+        "seed": run.recipe.seed,
+        "settings": repr(settings),
+        "tokenizer": repr(tokenizer),
+        "files": {split: [_identity(path) for path in paths] for split, paths in sources.items()},
+    }
+
+
+def _identity(path: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the files, as make would look at them."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    settings, sources = _settings(run, progress)
+    tokenizer = run.recipe.tokenizer
+    if isinstance(tokenizer, PretrainedTokenizer):
+        tokenizer = replace(tokenizer, path=str(locate_model(tokenizer.path, progress)))
+    report = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress)
+    text = (
+        [FALLBACK] if "all" in sources and sources["all"][0].stem == FALLBACK else [settings.source or settings.train]
+    )
+    return {"text": text[0], **report.to_json()}
+
+
+STAGE = Stage("corpus", _inputs, _work)

@@ -1,0 +1,156 @@
+"""A run is a folder, and its stages are done in order, each once.
+
+    key(stage) = fingerprint(version, its part of the recipe, what it reads, key(the stage before))
+
+A stage works in a folder of its own. ``stage.json`` is written there last and holds the key: while the key is the same,
+the stage is not done again. A folder begun under another key is emptied first, one begun under the same key goes on.
+"""
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from filelock import FileLock, Timeout
+
+from freenergy.config import Recipe, make_recipe
+from freenergy.errors import UserError
+from freenergy.progress import Progress, Silent
+from freenergy.storage import fingerprint, read_json, room_on_disk, write_json
+
+_SILENT = Silent()
+_DONE, _BEGUN, _RECIPE = "stage.json", "begun.json", "recipe.json"
+_PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A folder with everything about one run, and the recipe that it follows."""
+
+    folder: Path
+    recipe: Recipe
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        """An existing run."""
+        folder = Path(folder)
+        if not (folder / _RECIPE).is_file():
+            raise UserError(f"{folder} is no run: give the folder that `freenergy run` made (it has a {_RECIPE})")
+        return cls(folder, make_recipe(read_json(folder / _RECIPE), origin=str(folder / _RECIPE)))
+
+    def stage(self, name: str) -> Path:
+        """The folder of a stage."""
+        return self.folder / name
+
+    def finished(self, name: str) -> dict[str, Any]:
+        """The record of a finished stage."""
+        path = self.stage(name) / _DONE
+        if not path.is_file():
+            raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
+        record: dict[str, Any] = read_json(path)
+        return record
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a run: what it depends on, and what it does in its folder."""
+
+    name: str
+    inputs: Callable[[Run, Progress], Any]
+    work: Callable[[Run, Path, Progress], dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What came of a stage."""
+
+    name: str
+    summary: dict[str, Any]
+    seconds: float
+    was_cached: bool
+
+
+def stages() -> tuple[Stage, ...]:
+    """Every stage, in order."""
+    from freenergy.pipeline import base, corpus, evaluation
+
+    return corpus.STAGE, base.STAGE, evaluation.STAGE
+
+
+def run(
+    recipe: Recipe, out: str | Path | None = None, *, stage: str | None = None, progress: Progress = _SILENT
+) -> Iterator[StageResult]:
+    """Do what is not done yet, up to ``stage``; yields a result a stage.
+
+    The folder is ``runs/NAME`` unless ``out`` names another.
+    """
+    chosen = _up_to(stage)
+    this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
+    with _alone_in(this.folder), room_on_disk(this.folder):
+        write_json(this.folder / _RECIPE, recipe.to_json())
+        key = ""
+        for each in chosen:
+            key = fingerprint([_version("freenergy"), each.name, each.inputs(this, progress), key])
+            yield _done(each, this, key) or _do(each, this, key, progress)
+
+
+def _up_to(stage: str | None) -> tuple[Stage, ...]:
+    names = [each.name for each in stages()]
+    if stage is None:
+        return stages()
+    if stage not in names:
+        raise UserError(f"there is no stage {stage!r}: choose one of {', '.join(names)}")
+    return stages()[: names.index(stage) + 1]
+
+
+def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
+    path = this.stage(stage.name) / _DONE
+    if not path.is_file():
+        return None
+    record = read_json(path)
+    if record.get("key") != key:
+        return None
+    return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
+
+
+def _do(stage: Stage, this: Run, key: str, progress: Progress) -> StageResult:
+    folder = this.stage(stage.name)
+    begun = folder / _BEGUN
+    if not begun.is_file() or read_json(begun).get("key") != key:
+        if folder.exists():
+            shutil.rmtree(folder)
+        write_json(begun, {"key": key})
+    started = time.monotonic()
+    summary = stage.work(this, folder, progress)
+    seconds = time.monotonic() - started
+    versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+    # through JSON, so that a fresh result and a cached one are the same
+    summary = json.loads(json.dumps(summary))
+    write_json(folder / _DONE, {"key": key, "summary": summary, "seconds": seconds, "versions": versions})
+    return StageResult(stage.name, summary, seconds, was_cached=False)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs in one folder would write over each other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"another process is running in {folder}: wait for it, or choose another --out") from None
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)

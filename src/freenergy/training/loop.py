@@ -1,0 +1,142 @@
+"""One loop trains everything.
+
+    g = Σ over micro-batches of ∇ loss / accumulate,    g ← g · min(1, clip / ‖g‖),    θ ← AdamW(θ, g, lr(step))
+
+A task says what its loss is and how good it is; the loop does the rest and yields a record a step. Step s draws all its
+randomness from ``rng.child("step", s)``, so a killed run goes on from its last checkpoint and ends with the same bits.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from freenergy.errors import UserError
+from freenergy.randomness import Rng
+from freenergy.storage import write_text
+from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights
+from freenergy.training.settings import Optimisation
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What is trained: a module, its loss on a micro-batch, and a number that should fall."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose parameters are optimised."""
+        ...
+
+    def loss(self, step: int, micro: int, rng: Rng) -> Tensor:
+        """The mean loss of one micro-batch; data are chosen by step and micro alone."""
+        ...
+
+    def validate(self) -> float:
+        """The held-out value that early stopping watches; lower is better."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What happened in one step."""
+
+    step: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    seconds: float
+    validation: float | None = None
+    is_best: bool = False
+
+
+def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[Step]:
+    """Train, or go on training, in ``folder``; after the last record the module holds the best weights.
+
+    ``metrics.jsonl`` in the folder keeps every record.
+    """
+    optimiser = _optimiser(task.module, settings)
+    path, best = folder / "checkpoint.safetensors", folder / "best.safetensors"
+    state = restore(path, task.module, optimiser) if path.exists() else TrainingState()
+    _rewind(folder / "metrics.jsonl", state.step)
+    saved_at = time.monotonic()
+    while state.step < settings.steps and not _is_exhausted(state, settings):
+        state.step += 1
+        record = _advance(task, optimiser, settings, state.step, rng)
+        if state.step % settings.validate_every == 0 or state.step == settings.steps:
+            record = _validated(task, record, state, best)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+        if record.validation is not None or time.monotonic() - saved_at > settings.checkpoint_seconds:
+            save(path, task.module, optimiser, state)
+            saved_at = time.monotonic()
+        yield record
+    restore_weights(best, task.module)
+
+
+def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
+    """AdamW; vectors (norms and biases) are not decayed."""
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [w for w in weights if w.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
+
+
+def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisation, step: int, rng: Rng) -> Step:
+    """One optimiser step."""
+    begun = time.monotonic()
+    rng = rng.child("step", step)
+    task.module.train()
+    optimiser.zero_grad()
+    total = 0.0
+    with torch.random.fork_rng():
+        torch.manual_seed(rng.integer())  # dropout's only source
+        for micro in range(settings.accumulate):
+            loss = task.loss(step, micro, rng.child("micro", micro)) / settings.accumulate
+            loss.backward()
+            total += loss.item()
+    norm = nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf).item()
+    if not math.isfinite(total + norm):
+        raise UserError(
+            f"training diverged at step {step} (loss {total}, gradient norm {norm}): "
+            "lower the learning rate or lengthen the warm-up; the last good checkpoint is kept"
+        )
+    for group in optimiser.param_groups:
+        group["lr"] = settings.learning_rate_at(step)
+    optimiser.step()
+    return Step(step, total, settings.learning_rate_at(step), norm, time.monotonic() - begun)
+
+
+def _validated(task: Task, record: Step, state: TrainingState, best: Path) -> Step:
+    """Validate, and keep the weights if they are the best so far."""
+    task.module.eval()
+    with torch.no_grad():
+        value = task.validate()
+    is_best = value < state.best_value
+    if is_best:
+        state.best_value, state.best_step, state.validations_since_best = value, record.step, 0
+        save_weights(best, task.module)
+    else:
+        state.validations_since_best += 1
+    return Step(
+        record.step, record.loss, record.learning_rate, record.gradient_norm, record.seconds, value, is_best=is_best
+    )
+
+
+def _is_exhausted(state: TrainingState, settings: Optimisation) -> bool:
+    return 0 < settings.patience <= state.validations_since_best
+
+
+def _rewind(path: Path, step: int) -> None:
+    """Forget records of steps that will be done again."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    write_text(path, "".join(kept))

@@ -1,0 +1,67 @@
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from freenergy.corpus import CorpusSettings
+from freenergy.corpus.windows import make_windows, read_windows, write_windows
+from freenergy.errors import UserError
+
+
+def by_hand(lengths, settings):
+    """Windows as (start, length, document), read off the definition; lengths do not count EOS."""
+    found, begin = [], 0
+    for document, n in enumerate(lengths):
+        m = n + (settings.ending == "eos")
+        k = 0
+        while True:
+            start = k * settings.step
+            length = min(settings.continuation, m - start - settings.prefix)
+            if length < (settings.continuation if settings.ending == "fixed" else 1):
+                break
+            found.append((begin + start, length, document))
+            k += 1
+        begin += n + 1
+    return found
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=8),
+    st.integers(0, 6),
+    st.integers(1, 6),
+    st.none() | st.integers(1, 9),
+    st.sampled_from(["fixed", "eos"]),
+)
+def test_windows_are_those_of_the_definition(lengths, prefix, continuation, stride, ending):
+    settings = CorpusSettings(source="x", prefix=prefix, continuation=continuation, stride=stride, ending=ending)
+    bounds = np.cumsum([0, *(n + 1 for n in lengths)])
+    expected = by_hand(lengths, settings)
+    if not expected:
+        with pytest.raises(UserError, match=rf"no test document is long enough.*the longest has {max(lengths)}\)"):
+            make_windows(bounds, settings, "test")
+        return
+    places = make_windows(bounds, settings, "test")
+    assert list(zip(places["start"], places["length"], places["document"], strict=True)) == expected
+    if ending == "eos" and stride is None:
+        after_prefix = sum(max(n + 1 - prefix, 0) for n in lengths)
+        assert places["length"].sum() == after_prefix, "disjoint continuations cover all that follows a prefix"
+
+
+def test_stored_windows(tmp_path):
+    settings = CorpusSettings(source="x", prefix=3, continuation=2, ending="eos")
+    places = make_windows(np.array([0, 10, 11, 30]), settings, "train")
+    path = tmp_path / "train.windows.parquet"
+    write_windows(path, places, settings)
+    schema = pq.read_schema(path)
+    assert [(field.name, str(field.type)) for field in schema] == [
+        ("start", "int64"),
+        ("length", "int32"),
+        ("document", "int64"),
+    ]
+    assert (schema.metadata[b"prefix"], schema.metadata[b"ending"]) == (b"3", b"eos")
+    again = read_windows(path)
+    assert all(np.array_equal(again[name], places[name]) for name in places)
+    path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="run the corpus stage again"):
+        read_windows(path)
