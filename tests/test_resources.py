@@ -67,7 +67,7 @@ TINY = Resource(
     description="three lines",
     licence="none",
     citation="nobody",
-    files=(File(name="train.txt", size=len(TEXT), sha256=digest(TEXT)),),
+    files=(File("train.txt", len(TEXT), digest(TEXT)),),
     routes=(
         Hub(
             repo="org/tiny",

@@ -71,6 +71,11 @@ class Sequences:
         """True at real tokens."""
         return _mask(self.lengths, self.tokens.shape[1])
 
+    def trimmed(self) -> "Sequences":
+        """Without columns that are padding in every row."""
+        width = int(self.lengths.max()) if len(self) else 0
+        return Sequences(self.tokens[:, :width], self.lengths)
+
     def lists(self) -> list[list[int]]:
         """Token ids without padding."""
         return [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
@@ -140,6 +145,11 @@ class Continuations:
         """Token ids of the continuations without padding."""
         rows = zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)
         return [[x[:n] for x, n in zip(xs, ns, strict=True)] for xs, ns in rows]
+
+    def trimmed(self) -> "Continuations":
+        """Without columns that are padding in every row."""
+        width = int(self.lengths.max()) if self.lengths.numel() else 0
+        return Continuations(self.contexts.trimmed(), self.tokens[:, :, :width], self.lengths)
 
     def flat(self) -> Sequences:
         """The B·N continuations alone, context-major."""

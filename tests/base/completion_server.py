@@ -141,8 +141,8 @@ class Handler(BaseHTTPRequestHandler):
         steps, ids = [], list(prompt)
         for _ in range(body["max_tokens"]):
             law = self.law(ids)
-            if "wrong-law" in faults:  # the mutant: tilts the law a little, and reports the right one
-                law = (law * 0.7).log_softmax(-1)
+            if "wrong-law" in faults:  # the mutant: flattens the law, and reports the right one
+                law = (law * 0.5).log_softmax(-1)
             q = law if "ignore-truncation" in faults else bent(law, body)
             token = int(torch.multinomial(q.exp(), 1, generator=rng))
             steps.append(self.step(ids, token, body, faults))

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -156,7 +157,7 @@ def test_overlap_is_dropped_and_reported(tmp_path, write, make_text):
 def test_nothing_left_after_deduplication(tmp_path, write, make_text):
     text = make_text(1, 300)
     sources = {split: [write(tmp_path / f"{split}.txt", [text])] for split in ("train", "validation")}
-    with pytest.raises(UserError, match=r"all .* validation windows share 10 tokens.*or to 0"):
+    with pytest.raises(UserError, match=r"all .* validation windows share 10 tokens.*deduplicate to 0"):
         run(tmp_path / "out", sources, deduplicate=10)
     assert not (tmp_path / "out" / "corpus.json").exists()
 
@@ -208,6 +209,35 @@ def test_long_documents_in_pieces_give_the_tokens_of_the_whole(tmp_path, write, 
     corpus = Corpus.open(tmp_path / "out")
     assert corpus.report.splits["train"].documents == 1
     assert corpus.stream("train")[:-1].tolist() == tokenizer.encode(text)
+
+
+class Recorder:
+    """Someone who adds up what was reported."""
+
+    def __init__(self):
+        self.done = {}
+        self.totals = {}
+
+    @contextmanager
+    def track(self, label, total=None, unit=""):
+        self.done[label], self.totals[label] = 0, total
+
+        def advance(amount, note=""):
+            self.done[label] += amount
+
+        yield advance
+
+    def say(self, message):
+        raise AssertionError(f"nothing to say, but: {message}")
+
+
+def test_progress_reaches_its_end(tmp_path, write, lines_of_text):
+    sources = {"all": [write(tmp_path / "a.txt.gz", lines_of_text), write(tmp_path / "b.parquet", lines_of_text[:9])]}
+    recorder = Recorder()
+    settings = CorpusSettings(source="x", documents="line", prefix=3, continuation=5)
+    prepare(settings, BPE, sources, tmp_path / "out", 0, recorder)
+    assert {"reading the text", "learning the tokenizer", "encoding", "de-duplicating test"} <= set(recorder.done)
+    assert recorder.done == pytest.approx(recorder.totals)
 
 
 def test_a_finished_corpus_is_not_made_again(tmp_path, write, lines_of_text):

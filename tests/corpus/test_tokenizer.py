@@ -108,6 +108,14 @@ def test_eos_is_found_wherever_checkpoints_put_it(tmp_path, files):
     assert loaded.encode("a b a b") == [0, 1, 0, 1], "neither cut nor padded"
 
 
+def test_eos_is_no_text_even_where_it_is_not_marked_special(tokenizer):
+    inner = tokenizers.Tokenizer.from_str(tokenizer._inner.to_str())
+    eos = inner.token_to_id("a")
+    odd = Tokenizer(inner, eos)
+    assert odd.decode([eos, inner.token_to_id("b")]) == "b"
+    assert odd.bytes_of_tokens[eos] == b""
+
+
 def test_no_eos_no_tokenizer_and_damaged(tmp_path):
     with pytest.raises(UserError, match="does not say which token ends"):
         Tokenizer.from_pretrained(checkpoint(tmp_path))

@@ -3,7 +3,8 @@
     x_t ~ q(· | c, x_<t) on the server,   log_base = Σ_t log P(x_t | c, x_<t),   log_proposal = Σ_t log q(x_t | c, x_<t)
 
 Any server that speaks ``/v1/completions`` with token ids as prompts and log-probabilities of the raw logits will do:
-vLLM, llama.cpp's ``llama-server``. ``log_proposal`` is exact or refused; see ``remote_proposal``.
+vLLM, llama.cpp's ``llama-server``. ``log_proposal`` is exact or refused; see ``remote_proposal``. Probabilities sum to
+one as well as the server's softmax does: llama.cpp adds 49,152 of them in float32, and they sum to 1.0002.
 
 Each candidate is a request of its own with a seed of its own, ``rng.child("remote", b, n, t).integer()`` cut to 31
 bits: the same ``Rng`` gives the same request seeds whatever the batch around a candidate. Whether equal seeds give
@@ -101,10 +102,10 @@ class RemoteLM:
         check_fits(contexts, int(x.lengths.max()) if x.lengths.numel() else 0, self.max_length)
         pairs = [(c, y) for c, ys in zip(contexts.lists(), x.lists(), strict=True) for y in ys]
         self.scoring.check_ids(token for c, y in pairs for token in (*c, *y))
-        chunks = [pairs[i : i + self.batch] for i in range(0, len(pairs), self.batch)]
         with self.server.client() as client:
-            score, first = self.scoring.find_way(client, chunks[0]) if chunks else (self.scoring.echoed, [])
-            rest = self._each(partial(score, client), chunks[1:])
+            way, first = self.scoring.find_way(client, pairs[:1]) if pairs else (self.scoring.echoed, [])
+            size = 1 if way == self.scoring.forced else self.batch
+            rest = self._each(partial(way, client), [pairs[i : i + size] for i in range(1, len(pairs), size)])
         sums = [value for chunk in (first, *rest) for value in chunk]
         return torch.tensor(sums, dtype=torch.float64, device=x.tokens.device).view(x.shape)
 
@@ -180,7 +181,8 @@ class RemoteLM:
         if len(steps) > left or drawn not in (None, len(steps)):
             raise UserError(
                 f"{drawn or left} tokens were drawn and the server at {self.server.shown} gave log-probabilities of "
-                f"{len(steps)}: llama.cpp leaves out tokens that end inside a character, so serve this model with vLLM"
+                f"{len(steps)}: llama.cpp leaves out tokens that end inside a character (vLLM does not), and a full "
+                "context window cuts a text short (set max_length)"
             )
         last = steps[-1][0]
         if len(steps) < left and last not in (self.eos, *self.stops, answer.stop_reason):

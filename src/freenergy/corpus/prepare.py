@@ -161,7 +161,7 @@ def _clear(
     if drop.all():
         raise UserError(
             f"all {len(drop)} {split} windows share {settings.ngram} tokens in a row with {' or '.join(earlier)}: give "
-            f"other {split} text, or set deduplicate above {settings.ngram}, or to 0 to keep them"
+            f"other {split} text, or set deduplicate to 0 to keep them"
         )
     return {name: column[~drop] for name, column in places.items()}, int(drop.sum()), shared
 

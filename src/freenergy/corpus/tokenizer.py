@@ -67,7 +67,8 @@ class Tokenizer:
         for token, i in self._inner.get_vocab(with_added_tokens=False).items():
             table[i] = b"".join(alphabet.get(char, char.encode()) for char in token)
         for i, added in self._inner.get_added_tokens_decoder().items():
-            table[i] = b"" if added.special or i == self.eos else added.content.encode()
+            table[i] = b"" if added.special else added.content.encode()
+        table[self.eos] = b""
         return table
 
     def save(self, folder: Path) -> None:

@@ -37,7 +37,7 @@ def _settings(run: Run, progress: Progress) -> tuple[CorpusSettings, Mapping[str
 
 def _docstrings(run: Run) -> Path:
     path = run.folder / f"{FALLBACK}.jsonl"
-    return path if path.is_file() else docstrings_corpus(path)
+    return path if path.is_file() else docstrings_corpus(run.folder)
 
 
 def _inputs(run: Run, progress: Progress) -> Any:

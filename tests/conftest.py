@@ -1,0 +1,37 @@
+"""What all tests share: no network, reproducible examples, one budget for statistical tests."""
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("nightly", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Tiny tensors gain nothing from threads, and workers in parallel would fight for the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Tests never touch the user's cache unless they ask for it."""
+    monkeypatch.setenv("FREENERGY_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Real corpora that stand beside the checkout on some machines."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("no real corpora beside the checkout (shared/data)")
+    return SHARED_DATA

@@ -1,0 +1,65 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from freenergy import UserError
+from freenergy.storage import file_hash, fingerprint, read_json, whole, write_json, write_text
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"b": 1})
+
+    def fail():
+        with whole(path) as aside:
+            aside.write_text("half")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert read_json(path) == {"b": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_appears_whole(tmp_path):
+    for content in ("first", "second"):
+        with whole(tmp_path / "model") as aside:
+            aside.mkdir()
+            (aside / "weights").write_text(content)
+        assert (tmp_path / "model" / "weights").read_text() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_no_room_on_disk_is_one_sentence(tmp_path):
+    """The system really refuses: the child may write no file larger than 1000 bytes."""
+    code = (
+        "from pathlib import Path\nfrom freenergy.storage import write_text\nfrom freenergy import UserError\n"
+        "try:\n    write_text(Path('big'), 'x' * 5000)\n"
+        "except UserError as error:\n    print(error)\n"
+    )
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("no room on disk to write big: free some space")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fingerprints_name_content(tmp_path):
+    assert fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1}) != fingerprint({"a": 1, "b": [3]})
+    write_text(tmp_path / "a", "x")
+    write_text(tmp_path / "b", "x")
+    assert file_hash(tmp_path / "a") == file_hash(tmp_path / "b")
+
+
+def test_broken_json_is_one_sentence(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(UserError, match="is not JSON"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(UserError, match="there is no file"):
+        read_json(tmp_path / "b.json")
