@@ -33,6 +33,7 @@ class Bars:
             TextColumn("{task.fields[note]}"),
             console=self._console,
             transient=True,
+            disable=not self._console.is_terminal,
         )
 
     def __enter__(self) -> "Bars":

@@ -1,7 +1,7 @@
-"""Reads the checkpoint format of llama2.c (version 0) into a Hugging Face Llama, for a real model of 260 thousand weights.
+"""Reads the checkpoint format of llama2.c (version 0) into a Hugging Face Llama: a real model of 260 thousand weights.
 
-The file: seven int32 (width, feed-forward, layers, heads, key-value heads, vocabulary, context), then float32 weights in
-the order below. Its rotary pairs are neighbours; Hugging Face pairs the halves of a head, so rows of q and k move.
+The file: seven int32 (width, feed-forward, layers, heads, key-value heads, vocabulary, context), then float32 weights
+in the order below. Its rotary pairs are neighbours; Hugging Face pairs the halves of a head, so rows of q and k move.
 """
 
 import struct

@@ -46,7 +46,9 @@ def test_it_learns(tmp_path):
         fit(task, Optimisation(steps=300, learning_rate=0.02, warmup=10, validate_every=50), tmp_path, Rng(0))
     )
     assert records[-1].validation < 0.05 < 1 < records[0].loss
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").open()] == list(range(1, 301))
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == list(
+        range(1, 301)
+    )
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
@@ -71,7 +73,9 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path, stop):
     assert torch.equal(weights(whole), weights(again))
     for name in ("checkpoint.safetensors", "best.safetensors"):
         assert file_hash(tmp_path / "whole" / name) == file_hash(tmp_path / "cut" / name)
-    assert [json.loads(line)["step"] for line in (tmp_path / "cut" / "metrics.jsonl").open()] == list(range(1, 31))
+    assert [json.loads(line)["step"] for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()] == list(
+        range(1, 31)
+    )
 
 
 def test_dropout_depends_on_the_seed_alone(tmp_path):
@@ -99,7 +103,7 @@ def test_divergence_is_one_sentence_and_keeps_the_checkpoint(tmp_path):
     task = Quadratic()
     healthy = task.loss
     task.loss = lambda step, micro, rng: healthy(step, micro, rng) * (math.nan if step == 5 else 1)
-    with pytest.raises(UserError, match="diverged at step 5.*lower the learning rate"):
+    with pytest.raises(UserError, match=r"diverged at step 5.*lower the learning rate"):
         list(fit(task, Optimisation(steps=9, validate_every=2), tmp_path, Rng(0)))
     assert (tmp_path / "checkpoint.safetensors").exists()
 

@@ -46,6 +46,23 @@ class Preset:
                 bos_token_id=eos,
                 eos_token_id=eos,
             )
+        if self.family == "neox":
+            from transformers import GPTNeoXConfig
+
+            return GPTNeoXConfig(
+                vocab_size=vocab_size,
+                hidden_size=self.width,
+                intermediate_size=self.feedforward,
+                num_hidden_layers=self.layers,
+                num_attention_heads=self.heads,
+                max_position_embeddings=self.context,
+                rotary_pct=1.0,
+                attention_dropout=dropout,
+                hidden_dropout=dropout,
+                tie_word_embeddings=True,
+                bos_token_id=eos,
+                eos_token_id=eos,
+            )
         return GPT2Config(
             vocab_size=vocab_size,
             n_embd=self.width,

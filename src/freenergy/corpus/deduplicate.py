@@ -7,8 +7,9 @@ The held-out n-grams are few, the training n-grams many: so the held-out hashes 
 stream passes by, through a table that turns most of it away. N-grams do not cross from one document into the next.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -17,67 +18,94 @@ from jaxtyping import Bool, Integer
 from freenergy.corpus.windows import Places
 from freenergy.progress import Advance
 
-_CHUNK = 1 << 20  # positions of the stream at a time
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no token's share of the hash is lost
+_CHUNK = 1 << 18  # positions of the stream at a time: a few arrays of them stay in the processor's cache
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no token's share of the hash is lost
 _MOST_FILTER_BITS = 26  # 64 MB, one byte an entry
 
 Array = np.ndarray
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Tokens and the bounds of their documents, EOS included."""
+    """A stream of tokens that is read in parts, and the bounds of its documents, EOS included."""
 
-    tokens: Integer[np.ndarray, " tokens"]
+    read: Callable[[int, int], Array]
+    size: int
     documents: Integer[np.ndarray, " bounds"]
+
+    @classmethod
+    def on_disk(cls, path: Path, kind: np.dtype, documents: Integer[np.ndarray, " bounds"]) -> "Stream":
+        """A file of tokens; read, not mapped, so that what has passed leaves memory."""
+
+        def read(first: int, stop: int) -> Array:
+            return np.fromfile(path, dtype=kind, offset=first * kind.itemsize, count=stop - first)
+
+        return cls(read=read, size=path.stat().st_size // kind.itemsize, documents=documents)
 
 
 def repeated(held_out: Stream, earlier: Iterable[Stream], n: int, advance: Advance) -> tuple[Array, float]:
     """For each position of the held-out stream, does its n-gram occur in an earlier stream? And the share that do."""
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(h[inside] for h, inside in _hashes(held_out, n))])
-    known = np.unique(hashes)
+    known = np.concatenate([np.zeros(0, np.uint64), *(h[inside] for _, h, inside in _hashes(held_out, n))])
+    known.sort()  # in place; of equal hashes the first is the one that is found
     seen = np.zeros(len(known), dtype=bool)
     for stream in earlier:
         _mark(known, seen, stream, n, advance)
-    found = seen[np.searchsorted(known, hashes)] if len(known) else np.zeros(0, dtype=bool)
-    places = np.zeros(len(held_out.tokens), dtype=bool)
-    places[np.concatenate([inside for _, inside in _hashes(held_out, n)])] = found
-    return places, float(found.mean()) if len(found) else 0.0
+    places = np.zeros(held_out.size, dtype=bool)
+    for first, h, inside in _hashes(held_out, n):
+        places[first + np.flatnonzero(inside)] = seen[np.searchsorted(known, h[inside])]
+    return places, float(places.sum() / max(len(known), 1))
 
 
 def touched(places: Bool[np.ndarray, " tokens"], windows: Places, prefix: int, n: int) -> Bool[np.ndarray, " windows"]:
     """Which windows hold a marked n-gram from its first token to its last."""
-    before = np.concatenate([[0], np.cumsum(places, dtype=np.int64)])
+    before = np.zeros(len(places) + 1, dtype=np.int64)
+    np.cumsum(places, out=before[1:])
     start = windows["start"]
     last = start + prefix + windows["length"] - n + 1  # one past the last place where an n-gram still fits
     return np.asarray(before[np.maximum(last, start)] > before[start])
 
 
 def _mark(known: Array, seen: Array, stream: Stream, n: int, advance: Advance) -> None:
+    """Set ``seen`` where a known hash occurs in the stream."""
     bits = min(max(len(known).bit_length() + 3, 8), _MOST_FILTER_BITS)
     shift = np.uint64(64 - bits)
     table = np.zeros(1 << bits, dtype=bool)
-    table[known >> shift] = True
-    for h, inside in _hashes(stream, n):
+    for part in range(0, len(known), _CHUNK):
+        table[known[part : part + _CHUNK] >> shift] = True
+    for _, h, inside in _hashes(stream, n):
         advance(len(h))
-        h = h[inside & table[h >> shift]]
+        h = np.sort(h[inside & table[h >> shift]])  # sorted, the search walks through memory instead of leaping
         at = np.minimum(np.searchsorted(known, h), max(len(known) - 1, 0))
         seen[at[known[at] == h]] = True
 
 
-def _hashes(stream: Stream, n: int) -> Iterator[tuple[Array, Array]]:
-    """Hash of the n-gram at each position, chunk by chunk, and whether it lies inside one document."""
-    total = len(stream.tokens)
-    for first in range(0, total, _CHUNK):
-        count = min(_CHUNK, total - first)
-        mixed = _mix(np.asarray(stream.tokens[first : first + count + n - 1]))
+def _hashes(stream: Stream, n: int) -> Iterator[tuple[int, Array, Array]]:
+    """Chunk by chunk: where it begins, the hash of the n-gram at each position, and is it inside one document."""
+    for first in range(0, stream.size, _CHUNK):
+        count = min(_CHUNK, stream.size - first)
+        mixed = _mix(stream.read(first, min(first + count + n - 1, stream.size)))
         mixed = np.pad(mixed, (0, count + n - 1 - len(mixed)))
-        h = np.zeros(count, dtype=np.uint64)
-        for j in range(n):
-            h *= _MULTIPLIER
-            h += mixed[j : j + count]
-        yield h, _inside(stream.documents, first, count, n)
+        yield first, _polynomials(mixed, n), _inside(stream.documents, first, count, n)
+
+
+def _polynomials(m: Array, n: int) -> Array:
+    """h for every n-gram of m, from the hashes of 1, 2, 4, 8, … tokens: h_{r+s}(i) = h_r(i) · b^s + h_s(i + r)."""
+    h, done = np.zeros(len(m) + 1, dtype=np.uint64), 0
+    block, size = m, 1
+    while True:
+        if n & size:
+            longer = len(m) - done - size + 1
+            h = h[:longer] * _power(size) + block[done : done + longer]
+            done += size
+        if done == n:
+            return h
+        block = block[: len(block) - size] * _power(size) + block[size:]
+        size *= 2
+
+
+def _power(exponent: int) -> np.uint64:
+    return np.uint64(pow(_MULTIPLIER, exponent, 1 << 64))
 
 
 def _inside(documents: Array, first: int, count: int, n: int) -> Array:
@@ -93,7 +121,7 @@ def _inside(documents: Array, first: int, count: int, n: int) -> Array:
 
 def _mix(tokens: Array) -> Array:
     """Spread token ids over 64 bits (the finaliser of SplitMix64)."""
-    z = (tokens.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+    z = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_MULTIPLIER)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)))

@@ -114,9 +114,9 @@ def _finish(
     streams: dict[str, Stream] = {}
     for split, count in counts.items():
         bounds = np.load(folder / f"{split}.documents.npy", mmap_mode="r", allow_pickle=False)
-        tokens = np.memmap(folder / f"{split}.bin", dtype=token_type(tokenizer.vocab_size), mode="r")
+        kind = token_type(tokenizer.vocab_size)
         places, dropped, shared = make_windows(bounds, settings, split), 0, None
-        held_out = Stream(tokens, bounds)
+        held_out = Stream.on_disk(folder / f"{split}.bin", kind, bounds)
         if streams and settings.ngram:
             places, dropped, shared = _clear(places, held_out, streams, settings, split, progress)
         streams[split] = held_out
@@ -130,6 +130,7 @@ def _finish(
             ngrams_shared=shared,
         )
         if split == "validation":
+            tokens = np.memmap(folder / f"{split}.bin", dtype=kind, mode="r")
             examples = _examples(Windows(tokens, places, settings.prefix, settings.continuation), tokenizer)
     return CorpusReport(
         fingerprint=_fingerprint(folder, tokenizer, settings),
@@ -154,7 +155,7 @@ def _clear(
     progress: Progress,
 ) -> tuple[Places, int, float]:
     """Windows without those that repeat an n-gram of earlier splits, how many went, and the share of such n-grams."""
-    total = sum(len(stream.tokens) for stream in earlier.values())
+    total = sum(stream.size for stream in earlier.values())
     with progress.track(f"de-duplicating {split}", total, "tokens") as advance:
         marked, shared = repeated(held_out, earlier.values(), settings.ngram, advance)
     drop = touched(marked, places, settings.prefix, settings.ngram)

@@ -22,9 +22,17 @@ def _inputs(run: Run, progress: Progress) -> Any:
     match settings:
         case TrainedBase(start=start) if start:
             inputs["checkpoint"] = _checkpoint(start, progress)
+        case TrainedBase(preset=name):
+            inputs["preset"] = _preset(name)
         case PretrainedBase(path=path):
             inputs["checkpoint"] = _checkpoint(path, progress)
     return inputs
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from freenergy.base.presets import preset
+
+    return asdict(preset(name))
 
 
 def _checkpoint(name: str, progress: Progress) -> str:

@@ -96,10 +96,12 @@ def run(
     chosen = _up_to(stage)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
     with _alone_in(this.folder), room_on_disk(this.folder):
+        # all inputs first: a checkpoint that is missing is found out before the corpus is prepared, not after
+        inputs = [each.inputs(this, progress) for each in chosen]
         write_json(this.folder / _RECIPE, recipe.to_json())
         key = ""
-        for each in chosen:
-            key = fingerprint([_version("freenergy"), each.name, each.inputs(this, progress), key])
+        for each, read in zip(chosen, inputs, strict=True):
+            key = fingerprint([_version("freenergy"), each.name, read, key])
             yield _done(each, this, key) or _do(each, this, key, progress)
 
 

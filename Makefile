@@ -1,0 +1,34 @@
+# Every target does all its own set-up; nothing is done twice.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-fast check format clean
+
+demo: $(READY)
+	$(BIN)/freenergy run demo
+
+test: $(READY)
+	$(BIN)/pytest -n 2
+
+test-fast: $(READY)
+	$(BIN)/pytest -n 2 -m "not slow"
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv runs
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)

@@ -1,0 +1,149 @@
+"""A run: stages once, exact resume after kill -9, results that can be opened again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from freenergy import Rng, Run, Sequences, SequenceSpace, UserError, load_base, load_recipe, run
+from freenergy.storage import file_hash
+
+CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
+
+
+def hashes(folder):
+    """Every file that a run makes, except records of times and places."""
+    skipped = {"metrics.jsonl", ".lock"}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped]
+    found = {}
+    for path in files:
+        name = str(path.relative_to(folder))
+        if path.name == "stage.json":
+            record = json.loads(path.read_text())
+            record["summary"].pop("seconds_of_steps", None)
+            found[name] = [record["key"], record["summary"]]
+        else:
+            found[name] = file_hash(path)
+    return found
+
+
+def test_stages_are_done_once(recipe, tmp_path):
+    out = tmp_path / "out"
+    first = list(run(load_recipe(str(recipe), CHANGES), out))
+    assert [result.name for result in first] == ["corpus", "base", "evaluation"]
+    assert not any(result.was_cached for result in first)
+    before = hashes(out)
+    again = list(run(load_recipe(str(recipe), CHANGES), out))
+    assert all(result.was_cached for result in again)
+    assert [result.summary for result in again] == [result.summary for result in first]
+    assert hashes(out) == before
+    changed = list(run(load_recipe(str(recipe), [*CHANGES, "evaluation.windows=10"]), out))
+    assert [result.was_cached for result in changed] == [True, True, False]
+    learned = list(run(load_recipe(str(recipe), [*CHANGES, "base.dropout=0.0"]), out))
+    assert [result.was_cached for result in learned] == [True, False, False]
+
+
+def test_the_summary_has_what_a_user_asks_for(recipe, tmp_path):
+    corpus, base, evaluation = run(load_recipe(str(recipe), CHANGES), tmp_path / "out")
+    assert set(corpus.summary["splits"]) == {"train", "validation", "test"}
+    assert corpus.summary["examples"]
+    assert base.summary["parameters"] > 1_000_000
+    report = evaluation.summary["base"]["perplexity"]
+    for unit in ("token", "word", "byte"):
+        assert 1 < report[unit]["low"] < report[unit]["value"] < report[unit]["high"]
+    assert report["byte"]["value"] < report["token"]["value"] < report["word"]["value"]
+    assert len(evaluation.summary["samples"]) == 2
+
+
+def test_a_run_can_be_opened_and_written_with(recipe, tmp_path):
+    list(run(load_recipe(str(recipe), CHANGES), tmp_path / "out", stage="base"))
+    lm, tokenizer = load_base(tmp_path / "out")
+    space = SequenceSpace(vocab_size=tokenizer.vocab_size, length=5, eos=tokenizer.eos)
+    contexts = Sequences.from_lists([tokenizer.encode("def main")])
+    draws = [lm.sample(contexts, 2, space, Rng(3)).x.tokens for _ in range(2)]
+    assert torch.equal(*draws)
+    assert Run.open(tmp_path / "out").recipe == load_recipe(str(recipe), CHANGES)
+
+
+def test_ngram_and_pretrained_bases(recipe, tmp_path):
+    folder = tmp_path / "trained"
+    trained = list(run(load_recipe(str(recipe), CHANGES), folder))[1].summary
+    text = recipe.read_text()
+    head, tail = text.split("[base]")[0], "[evaluation]" + text.split("[evaluation]")[1]
+    counted = tmp_path / "counted.toml"
+    counted.write_text(f'{head}[base]\nkind = "ngram"\norder = 3\n{tail}')
+    results = list(run(load_recipe(str(counted)), tmp_path / "counted"))
+    assert results[1].summary["order"] == 3
+    assert results[2].summary["base"]["perplexity"]["token"]["value"] < 400
+    model = folder / "base" / "model"
+    found = tmp_path / "found.toml"
+    head = head.replace("[tokenizer]\nvocab_size = 400", f'[tokenizer]\nkind = "pretrained"\npath = "{model}"')
+    found.write_text(f'{head}[base]\nkind = "pretrained"\npath = "{model}"\n{tail}')
+    results = list(run(load_recipe(str(found)), tmp_path / "found"))
+    assert results[1].summary["fingerprint"] == trained["fingerprint"]
+    mismatched = tmp_path / "mismatched.toml"
+    mismatched.write_text(
+        f'{text.split("[base]")[0].replace("400", "300")}[base]\nkind = "pretrained"\npath = "{model}"\n{tail}'
+    )
+    with pytest.raises(UserError, match=r"tokenizer of the corpus .* is not that of the checkpoint"):
+        list(run(load_recipe(str(mismatched)), tmp_path / "mismatched"))
+
+
+def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
+    list(run(load_recipe(str(recipe), CHANGES), tmp_path / "first"))
+    model = tmp_path / "first" / "base" / "model"
+    changes = [f'base.start="{model}"', "base.optimisation.steps=1", "base.optimisation.learning_rate=1e-9"]
+    tuned = list(run(load_recipe(str(recipe), changes), tmp_path / "second"))[1].summary
+    first = json.loads((tmp_path / "first" / "base" / "stage.json").read_text())["summary"]
+    assert tuned["validation_perplexity"] == pytest.approx(first["validation_perplexity"], rel=1e-4)
+
+
+def test_two_runs_in_one_folder_are_refused(recipe, tmp_path):
+    loaded = load_recipe(str(recipe), CHANGES)
+    going = run(loaded, tmp_path / "out")
+    next(going)
+    with pytest.raises(UserError, match="another process is running in"):
+        list(run(loaded, tmp_path / "out"))
+    going.close()
+
+
+def kill_when(command, condition, environment):
+    """Start a command, and kill -9 it as soon as the condition holds."""
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 300
+        while not condition():
+            assert process.poll() is None, process.stderr.read().decode()[-500:]
+            assert time.monotonic() < deadline, "the moment to kill at never came"
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path):
+    """Killed once in the corpus stage and at three places of training; the folder ends as if nothing had happened."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def command(out):
+        return [sys.executable, "-c", "from freenergy.cli import main; main()", "run", str(recipe), "--out", str(out)]
+
+    subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
+    cut = tmp_path / "cut"
+    kill_when(command(cut), (cut / "corpus" / "tokenizer").exists, environment)
+    assert not (cut / "corpus" / "stage.json").exists()
+    metrics = cut / "base" / "training" / "metrics.jsonl"
+    for steps in (1, 12, 25):
+        kill_when(
+            command(cut), lambda s=steps: metrics.exists() and metrics.read_bytes().count(b"\n") >= s, environment
+        )
+        assert not (cut / "base" / "stage.json").exists()
+    subprocess.run(command(cut), env=environment, check=True, capture_output=True)
+    assert file_hash(cut / "base" / "model" / "model.safetensors") == file_hash(
+        tmp_path / "whole" / "base" / "model" / "model.safetensors"
+    )
+    assert hashes(cut) == hashes(tmp_path / "whole")
