@@ -6,11 +6,14 @@ import pydoc
 
 import pytest
 
-MODULES = ["argparse", "ast", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv", "datetime",
-           "decimal", "difflib", "fractions", "functools", "gettext", "glob", "gzip", "heapq", "inspect", "itertools",
-           "json", "locale", "logging", "math", "optparse", "os", "pathlib", "pickle", "platform", "pprint", "queue",
-           "random", "re", "sched", "shelve", "shlex", "shutil", "socket", "statistics", "string", "struct", "tarfile",
-           "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing", "uuid", "warnings", "zipfile"]  # fmt: skip
+MODULES = [
+    "argparse", "ast", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv",
+    "datetime", "decimal", "difflib", "fractions", "functools", "gettext", "glob", "gzip", "heapq", "inspect",
+    "itertools", "json", "locale", "logging", "math", "optparse", "os", "pathlib", "pickle", "platform",
+    "pprint", "queue", "random", "re", "sched", "shelve", "shlex", "shutil", "socket", "statistics", "string",
+    "struct", "tarfile", "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing",
+    "uuid", "warnings", "zipfile",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

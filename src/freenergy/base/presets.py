@@ -9,10 +9,10 @@ the paper gives no width.
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, PreTrainedConfig, PreTrainedModel
 
 from freenergy.errors import UserError
 from freenergy.randomness import Rng
@@ -23,7 +23,7 @@ from freenergy.randomness import Rng
 class Preset:
     """The shape of a decoder-only transformer."""
 
-    family: str  # "llama": rotary places, gated feed-forward; "gpt2": learned places, as the papers' networks
+    family: Literal["neox", "gpt2"]  # rotary places and parallel layers; or learned places, as in the papers
     layers: int
     heads: int
     width: int
@@ -33,22 +33,7 @@ class Preset:
 
     def config(self, *, vocab_size: int, eos: int, dropout: float = 0.0) -> PreTrainedConfig:
         """The Hugging Face configuration."""
-        if self.family == "llama":
-            return LlamaConfig(
-                vocab_size=vocab_size,
-                hidden_size=self.width,
-                intermediate_size=self.feedforward,
-                num_hidden_layers=self.layers,
-                num_attention_heads=self.heads,
-                max_position_embeddings=self.context,
-                attention_dropout=dropout,
-                tie_word_embeddings=True,
-                bos_token_id=eos,
-                eos_token_id=eos,
-            )
         if self.family == "neox":
-            from transformers import GPTNeoXConfig
-
             return GPTNeoXConfig(
                 vocab_size=vocab_size,
                 hidden_size=self.width,
@@ -56,7 +41,6 @@ class Preset:
                 num_hidden_layers=self.layers,
                 num_attention_heads=self.heads,
                 max_position_embeddings=self.context,
-                rotary_pct=1.0,
                 attention_dropout=dropout,
                 hidden_dropout=dropout,
                 tie_word_embeddings=True,
@@ -84,10 +68,10 @@ def _paper(layers: int, width: int, about: str) -> Preset:
 
 PRESETS = {
     "tiny": Preset(
-        family="llama", layers=4, heads=4, width=192, feedforward=512, context=256, about="minutes on two cores"
+        family="neox", layers=4, heads=4, width=192, feedforward=768, context=256, about="minutes on two cores"
     ),
     "small": Preset(
-        family="llama", layers=6, heads=8, width=384, feedforward=1024, context=512, about="an hour on two cores"
+        family="neox", layers=6, heads=8, width=384, feedforward=1536, context=512, about="an hour on two cores"
     ),
     "paper-12l": _paper(12, 1024, "BASE LM of Deng et al. 2020, 203 M"),
     "paper-24l": _paper(24, 752, "BASE LM-24L of Deng et al. 2020, 203 M"),
