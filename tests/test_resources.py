@@ -367,7 +367,7 @@ def test_the_table_agrees_with_itself(resource):
     assert all(re.fullmatch("[0-9a-f]{64}", file.sha256) and file.size > 0 for file in resource.files)
     assert all({member.file for member in route.members} == names for route in resource.routes)
     assert set(resource.splits.values()) <= names
-    assert bool(resource.splits) == (resource.kind == "text")
+    assert bool(resource.splits) == (resource.kind != "model")
     assert resource.licence
     assert resource.citation
     assert resource.document_start is None or re.compile(resource.document_start)

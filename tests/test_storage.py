@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from freenergy import UserError
-from freenergy.storage import file_hash, fingerprint, read_json, whole, write_json, write_text
+from freenergy.storage import file_hash, fingerprint, read_json, sweep, whole, write_json, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -30,6 +30,16 @@ def test_a_folder_appears_whole(tmp_path):
             (aside / "weights").write_text(content)
         assert (tmp_path / "model" / "weights").read_text() == content
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    (tmp_path / "base").mkdir()
+    write_text(tmp_path / "base" / "kept", "x")
+    (tmp_path / "base" / ".model.17.part").mkdir()
+    (tmp_path / "base" / ".model.17.part" / "weights").write_text("half")
+    (tmp_path / ".recipe.json.17.part").write_text("half")
+    sweep(tmp_path)
+    assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["base", "kept"]
 
 
 def test_no_room_on_disk_is_one_sentence(tmp_path):

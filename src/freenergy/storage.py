@@ -16,6 +16,7 @@ from typing import Any
 
 from freenergy.errors import UserError
 
+_PART = ".part"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -27,7 +28,7 @@ def whole(path: Path) -> Iterator[Path]:
     ...     aside.write_text("all of it")
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
     try:
         with room_on_disk(path):
             yield aside
@@ -37,10 +38,20 @@ def whole(path: Path) -> Iterator[Path]:
             aside.replace(path)
             _flush(path.parent)
     finally:
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            aside.unlink(missing_ok=True)
+        _remove(aside)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes were writing below a folder that nobody else is working in."""
+    for part in sorted(folder.rglob(f".*{_PART}")):
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -66,7 +77,7 @@ def no_room(path: Path) -> UserError:
 
 def _flush(path: Path) -> None:
     """Make a file, a folder's files, or a rename survive a power cut."""
-    if path.is_dir() and path.suffix == ".part":
+    if path.is_dir() and path.suffix == _PART:
         for child in path.iterdir():
             _flush(child)
     handle = os.open(path, os.O_RDONLY)

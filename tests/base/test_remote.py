@@ -23,6 +23,7 @@ from freenergy.errors import UserError
 from freenergy.protocols import Truncation
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.testing import check_language_model
 
 V, EOS = 11, 0
 CONTEXTS = [[3, 4, 5], [7], []]
@@ -104,6 +105,12 @@ def test_log_prob_is_that_of_a_plain_forward_pass(address, forward, shape):
     got = remote(address, shape, batch=2).log_prob(x)
     want = [[plain_log_prob(forward, c, y) for y in ys] for c, ys in zip(CONTEXTS, rows, strict=True)]
     torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", ["legacy", "chat"])
+def test_contract(address, shape):
+    """The contract of every language model; the sampler's law is the server's, and is tested by statistics below."""
+    check_language_model(remote(address, shape), contexts=CONTEXTS, length=2, tolerance=1e-6, is_enumerable=False)
 
 
 @pytest.mark.parametrize("eos", [None, EOS])

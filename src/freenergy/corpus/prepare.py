@@ -24,7 +24,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, make_windows, write_windows
 from freenergy.errors import UserError
 from freenergy.progress import Progress
-from freenergy.storage import file_hash, fingerprint, read_json, write_json
+from freenergy.storage import file_hash, fingerprint, read_json, sweep, write_json
 
 _SURVEY, _SHARDS = "survey.json", "shards"
 _EXAMPLES = 3
@@ -45,7 +45,8 @@ def prepare(
     ``sources`` is ``{"all": paths}``, which is split by document, or has the paths of ``train``, ``validation`` and,
     if wanted, ``test``.
     """
-    _sweep(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
     if not (folder / REPORT).exists():
         sources = {name: _files(sources[name]) for name in ("all", *SPLITS) if name in sources}
         found = _surveyed(settings, sources, folder, seed, progress)
@@ -60,13 +61,6 @@ def prepare(
     shutil.rmtree(folder / _SHARDS, ignore_errors=True)
     (folder / _SURVEY).unlink(missing_ok=True)
     return CorpusReport.from_json(read_json(folder / REPORT))
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process was writing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in list(folder.rglob(".*.part")):
-        part.unlink()
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

@@ -24,7 +24,8 @@ class CorpusSettings:
     A ``.txt`` is one document, or one document a line or paragraph, or a document begins at each line that matches
     ``document_start``; a row of a table is always one document. ``ending`` says where a continuation stops: "fixed"
     after L tokens, "eos" at the end of the document or after L tokens, whichever comes first. Held-out windows that
-    share ``deduplicate`` tokens in a row with earlier splits are dropped (0 keeps them all).
+    share ``deduplicate`` tokens in a row with earlier splits are dropped (0 keeps them all). Where a named text cannot
+    be fetched, ``fallback`` may be the docstrings of the installed packages.
     """
 
     source: str = ""
@@ -41,6 +42,7 @@ class CorpusSettings:
     stride: int | None = None
     ending: Literal["fixed", "eos"] = "fixed"
     deduplicate: int = 24
+    fallback: Literal["", "docstrings"] = ""
 
     def __post_init__(self) -> None:
         self._check_sources()

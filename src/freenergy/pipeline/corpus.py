@@ -7,6 +7,7 @@ from typing import Any
 
 from freenergy.base.opening import locate_model
 from freenergy.corpus import CorpusSettings, PretrainedTokenizer, prepare
+from freenergy.errors import UserError
 from freenergy.pipeline.run import Run, Stage
 from freenergy.progress import Progress
 from freenergy.resources import RESOURCES, ResourceUnavailable, docstrings_corpus, fetch, locate
@@ -24,12 +25,14 @@ def _settings(run: Run, progress: Progress) -> tuple[CorpusSettings, Mapping[str
     if settings.source not in RESOURCES:
         return settings, {"all": [locate(settings.source, progress)]}
     resource = RESOURCES[settings.source]
+    if resource.kind != "text":
+        raise UserError(f"{settings.source} is no running text ({resource.description}): choose another corpus.source")
     try:
         folder = fetch(settings.source, progress)
     except ResourceUnavailable as error:
-        if run.recipe.name != "demo":
+        if settings.fallback != FALLBACK:
             raise
-        progress.say(f"{error}; the demo reads the docstrings of the installed packages instead")
+        progress.say(f"{error}; reading the docstrings of the installed packages instead")
         return settings, {"all": [_docstrings(run)]}
     rules: dict[str, Any] = {"documents": resource.documents, "document_start": resource.document_start}
     return replace(settings, **rules), {split: [folder / name] for split, name in resource.splits.items()}
@@ -63,10 +66,9 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     if isinstance(tokenizer, PretrainedTokenizer):
         tokenizer = replace(tokenizer, path=str(locate_model(tokenizer.path, progress)))
     report = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress)
-    text = (
-        [FALLBACK] if "all" in sources and sources["all"][0].stem == FALLBACK else [settings.source or settings.train]
-    )
-    return {"text": text[0], **report.to_json()}
+    is_fallback = any(path.stem == FALLBACK for path in sources.get("all", ()))
+    text = "docstrings of the installed packages" if is_fallback else settings.source or settings.train
+    return {"text": text, **report.to_json()}
 
 
 STAGE = Stage("corpus", _inputs, _work)

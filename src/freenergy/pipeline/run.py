@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from freenergy.config import Recipe, make_recipe
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
-from freenergy.storage import fingerprint, read_json, room_on_disk, write_json
+from freenergy.storage import fingerprint, read_json, room_on_disk, sweep, write_json
 
 _SILENT = Silent()
 _DONE, _BEGUN, _RECIPE = "stage.json", "begun.json", "recipe.json"
@@ -96,6 +96,7 @@ def run(
     chosen = _up_to(stage)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
     with _alone_in(this.folder), room_on_disk(this.folder):
+        sweep(this.folder)
         # all inputs first: a checkpoint that is missing is found out before the corpus is prepared, not after
         inputs = [each.inputs(this, progress) for each in chosen]
         write_json(this.folder / _RECIPE, recipe.to_json())

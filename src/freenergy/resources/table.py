@@ -14,7 +14,7 @@ from typing import Literal, final
 
 from freenergy.resources.unpack import AssignedString, Gunzip, ParquetLines, Plain, Unpack
 
-Kind = Literal["text", "model"]
+Kind = Literal["text", "pairs", "model"]
 _PLAIN = Plain()
 
 
@@ -181,7 +181,7 @@ _PENN_TREEBANK = Resource(
 
 _TATOEBA_EN_ES = Resource(
     name="tatoeba-en-es",
-    kind="text",
+    kind="pairs",
     description="Tatoeba: 140,868 English sentences with a Spanish translation and its source, tabs between",
     licence="CC BY 2.0 FR, authors named in the third column",
     citation="The Tatoeba project, tatoeba.org; pairs selected by manythings.org/anki",
