@@ -147,6 +147,7 @@ def main() -> None:
     """Entry point: one sentence for bad input, never a traceback for it."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries would cross ours
     try:
         app()
     except UserError as error:

@@ -199,6 +199,9 @@ def test_a_gguf_file_loads(tmp_path):
     lm = HuggingFaceLM.from_pretrained(tmp_path / "tiny.gguf")
     x = Continuations.from_lists([[1, 2, 3]], [[[5, 6], [7, 8]]])
     torch.testing.assert_close(lm.log_prob(x), HuggingFaceLM(model, eos=0).log_prob(x), atol=1e-5, rtol=0)
+    lm.save_pretrained(tmp_path / "converted")
+    again = HuggingFaceLM.from_pretrained(tmp_path / "converted")
+    assert torch.equal(again.log_prob(x), lm.log_prob(x))
 
 
 def write_gguf(gguf, model, path):

@@ -1,12 +1,12 @@
 """Checkpoints of causal language models, in and out: safetensors or GGUF, never pickle, never remote code."""
 
-import logging
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.errors import UserError
@@ -16,7 +16,9 @@ from freenergy.storage import file_hash, fingerprint, read_json, room_on_disk, w
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
     """The model in float32 and its EOS token."""
     folder, gguf = _parts(path)
-    options: dict[str, Any] = {"gguf_file": gguf} if gguf else {"use_safetensors": True}
+    options: dict[str, Any] = {"use_safetensors": True}
+    if gguf:
+        options = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -32,6 +34,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel
             f"{path} does not load as a causal language model ({reason}): "
             "it is truncated, of another format or of an unknown architecture; fetch or train it again"
         ) from error
+    model: Any
     model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         lost = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
@@ -39,7 +42,19 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel
             f"{path} lacks {len(lost)} of the weights that its config names (the first is {lost[0]}): "
             "the checkpoint is truncated or of another architecture; fetch or train it again"
         )
-    return model.to(device), _eos(model, path)
+    model = _dense(model) if gguf else model
+    model.to(device)
+    return model, _eos(model, path)
+
+
+def _dense(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights without the memory of having been quantised, which would keep them from being saved."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    dense: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    dense.load_state_dict(model.state_dict())
+    return dense
 
 
 def _parts(path: Path) -> tuple[Path, str | None]:
@@ -78,7 +93,6 @@ def save_checkpoint(model: PreTrainedModel, folder: Path, *, eos: int, tokenizer
 
 def convert_gguf(path: Path, folder: Path) -> None:
     """De-quantise a GGUF file once, into a checkpoint folder of float32 safetensors with its tokenizer."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     model, eos = load_checkpoint(path)
     parent, gguf = _parts(path)
     save_checkpoint(model, folder, eos=eos, tokenizer=Tokenizer.from_pretrained(parent / (gguf or "")))

@@ -19,7 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 from freenergy.base.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.base.shared_prefix import Prefix, attending_to, continuation_cache
 from freenergy.base.stepping import check_fits, in_chunks, started, sum_dtype, sum_tokens
-from freenergy.protocols import ANCESTRAL, Draws, Truncation
+from freenergy.protocols import ANCESTRAL, Draws, Truncation, normalised
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
@@ -142,7 +142,8 @@ class HuggingFaceLM:
     @torch.no_grad()
     def _shared_equals_plain(self) -> bool:
         """Does this architecture give the same numbers both ways? Two short contexts of different length tell."""
-        v = [token % self.vocab_size for token in range(1, 12)]
+        # tokens from all over: the first ones are often special, and absurd strings of them drown in rounding
+        v = [(997 * i + 17) % self.vocab_size for i in range(11)]
         x = Continuations.from_lists([v[:5], v[:2]], [[v[5:9], v[7:11]], [v[2:6], v[3:7]]]).to(self.device)
         if self.max_length is not None and self.max_length < 9:
             return False
@@ -150,7 +151,7 @@ class HuggingFaceLM:
             shared, plain = self._log_prob_shared(x, rows=8), self._log_prob_plain(x, rows=8)
         except (NotImplementedError, TypeError, AttributeError, RuntimeError):
             return False
-        return torch.allclose(shared, plain, rtol=0, atol=1e-4)
+        return torch.allclose(shared, plain, rtol=0, atol=5e-4)
 
 
 @final
@@ -191,7 +192,7 @@ class _PlainStepper:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    return normalised(logits if logits.dtype == torch.float64 else logits.float())
 
 
 def _picked(logits: Float[Tensor, "R L V"], tokens: Int[Tensor, "R L"]) -> Float[Tensor, "R L"]:

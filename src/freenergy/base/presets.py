@@ -68,7 +68,7 @@ def _paper(layers: int, width: int, about: str) -> Preset:
 
 PRESETS = {
     "tiny": Preset(
-        family="neox", layers=4, heads=4, width=192, feedforward=768, context=256, about="minutes on two cores"
+        family="neox", layers=2, heads=4, width=256, feedforward=1024, context=256, about="minutes on two cores"
     ),
     "small": Preset(
         family="neox", layers=6, heads=8, width=384, feedforward=1536, context=512, about="an hour on two cores"
