@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
@@ -29,9 +29,13 @@ _DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
 class EvaluationSettings:
     """What is measured and shown at the end of a run."""
 
-    split: str = "test"
+    split: Literal["train", "validation", "test"] = "test"
     windows: int = 400
     samples: int = 3  # continuations shown, each of another held-out prefix
+
+    def __post_init__(self) -> None:
+        if self.windows < 1 or self.samples < 0:
+            raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
 
 
 @final
@@ -50,6 +54,13 @@ class Recipe:
         default_factory=TrainedBase
     )
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        has_test = self.corpus.test_share > 0 if self.corpus.source else bool(self.corpus.test)
+        if self.evaluation.split == "test" and not has_test:
+            raise UserError(
+                'the corpus has no test text: set evaluation.split = "validation", or give corpus.test or test_share'
+            )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-like values."""

@@ -121,6 +121,8 @@ def test_bad_recipes(call, recipe, tmp_path):
     refused(call("run", recipe, "--set", "seed.x=1"), "seed is a value, not a section")
     refused(call("run", recipe, "--stage", "cooking"), "there is no stage 'cooking'")
     refused(call("run", recipe, "--set", "base.optimisation.steps=0"), "steps is 0: set it to 1 or more")
+    refused(call("run", recipe, "--set", "corpus.test_share=0.0"), "the corpus has no test text")
+    refused(call("run", recipe, "--set", "evaluation.windows=0"), "windows is 0")
     (tmp_path / "broken.toml").write_text("[corpus\n")
     refused(call("run", tmp_path / "broken.toml"), "is not TOML", "line 1")
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from freenergy import Rng, Run, Sequences, SequenceSpace, UserError, load_base, load_recipe, run
+from freenergy.progress import Silent
+from freenergy.resources import ResourceUnavailable
 from freenergy.storage import file_hash
 
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
@@ -110,6 +112,30 @@ def test_two_runs_in_one_folder_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="another process is running in"):
         list(run(loaded, tmp_path / "out"))
     going.close()
+
+
+@pytest.mark.slow
+def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch):
+    """The fallback is said, and is real text of the installed packages."""
+
+    def unavailable(name, progress):
+        raise ResourceUnavailable(f"{name} cannot be had: no route answers")
+
+    said = []
+
+    class Listener:
+        track = Silent.track
+
+        def say(self, message):
+            said.append(message)
+
+    monkeypatch.setattr("freenergy.pipeline.corpus.fetch", unavailable)
+    (corpus,) = run(load_recipe("demo"), tmp_path, stage="corpus", progress=Listener())
+    assert corpus.summary["text"] == "docstrings of the installed packages"
+    assert corpus.summary["splits"]["train"]["tokens"] > 500_000
+    assert "no route answers; reading the docstrings" in said[0]
+    with pytest.raises(ResourceUnavailable):
+        list(run(load_recipe("demo", ['corpus.fallback=""']), tmp_path / "other", stage="corpus"))
 
 
 def kill_when(command, condition, environment):

@@ -106,24 +106,21 @@ class HuggingFaceLM:
 
     def _log_prob_shared(self, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
         log_first, prefix = self._read(x.contexts)
-        parts = []
-        for n in range(0, x.shape[1], rows):
-            part = x.candidates(slice(n, n + rows))
-            B, N, L = part.tokens.shape
-            first = log_first.gather(1, part.tokens[:, :, 0]).unsqueeze(-1)
-            values = first
-            if L > 1:
-                places = (x.contexts.lengths.view(B, 1, 1) + torch.arange(L - 1, device=self.device)).expand(
-                    B, N, L - 1
-                )
-                with attending_to(prefix, self.model):
-                    logits = self.model(
-                        part.tokens[:, :, :-1].flatten(0, 1), position_ids=places.flatten(0, 1), use_cache=False
-                    ).logits
-                later = _picked(logits, part.tokens[:, :, 1:].flatten(0, 1)).view(B, N, L - 1)
-                values = torch.cat([first, later], dim=-1)
-            parts.append(sum_tokens(values, part.mask))
-        return torch.cat(parts, dim=1)
+        parts = [x.candidates(slice(n, n + rows)) for n in range(0, x.shape[1], rows)]
+        return torch.cat([self._after(prefix, log_first, part) for part in parts], dim=1)
+
+    def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
+        """log P of continuations whose contexts have been read."""
+        B, N, L = x.tokens.shape
+        values = log_first.gather(1, x.tokens[:, :, 0]).unsqueeze(-1)
+        if L > 1:
+            place = prefix.lengths.view(B, 1, 1) + torch.arange(L - 1, device=self.device)
+            read = x.tokens[:, :, :-1].flatten(0, 1)
+            with attending_to(prefix, self.model):
+                logits = self.model(read, position_ids=place.expand(B, N, L - 1).flatten(0, 1), use_cache=False).logits
+            later = _picked(logits, x.tokens[:, :, 1:].flatten(0, 1)).view(B, N, L - 1)
+            values = torch.cat([values, later], dim=-1)
+        return sum_tokens(values, x.mask)
 
     def _log_prob_plain(self, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
         """Whole strings through a stock forward pass; also the reference that the shared way is checked against."""
