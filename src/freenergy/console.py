@@ -105,7 +105,7 @@ def _show_corpus(summary: dict[str, Any]) -> None:
         rows.append([name, *counts, "" if shared is None else f"{100 * shared:.2f} %"])
     show_table(f"{summary['text']}: prefix {summary['prefix']}, continuation {summary['continuation']}", columns, rows)
     for example in summary["examples"]:
-        _OUT.print(f"[dim]…{escape(_tail(example['prefix']))}[/dim][bold]{escape(example['continuation'])}[/bold]\n")
+        _OUT.print(f"[dim]…{escape(_tail(example['prefix']))}[/dim] ▸[bold]{escape(example['continuation'])}[/bold]\n")
 
 
 def _show_evaluation(summary: dict[str, Any]) -> None:

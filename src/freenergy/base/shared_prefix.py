@@ -79,31 +79,49 @@ def _attention(
     prefix = _ACTIVE.get()
     assert prefix is not None, "shared-prefix attention runs inside attending_to"
     k_p, v_p = prefix.keys[module.layer_idx], prefix.values[module.layer_idx]  # type: ignore[index]
-    (R, H, S, D), (B, K, P, _), T = query.shape, k_p.shape, key.shape[2]
-    N, G = R // B, H // K
-    q = query.reshape(B, N, K, G, S, D) * (scaling if scaling is not None else D**-0.5)
+    (R, H, S, D), (B, K, _, _), T = query.shape, k_p.shape, key.shape[2]
+    q = query.reshape(B, R // B, K, H // K, S, D) * (scaling if scaling is not None else D**-0.5)
     step = torch.arange(T - S, T, device=query.device)  # place of each new token in its continuation
-
-    # the prefix part: all N·G·S queries of a context against one copy of its keys
-    q_p = q.permute(0, 2, 1, 3, 4, 5).reshape(B, K, N * G * S, D)
-    ahead = torch.arange(P, device=query.device) - prefix.lengths.view(B, 1)  # −1 is the last token of the context
-    seen_p = (ahead < 0).view(B, 1, P).expand(B, S, P)
-    if sliding_window is not None:
-        seen_p = seen_p & (step.view(1, S, 1) - ahead.view(B, 1, P) < sliding_window)
-    seen_p = seen_p.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
-    out_p, mass_p = _part(q_p, k_p, v_p, seen_p, softcap)
-    out_p = out_p.view(B, K, N, G, S, -1).transpose(1, 2)
-    mass_p = mass_p.view(B, K, N, G, S, 1).transpose(1, 2)
-
-    # the continuation part: every row against its own keys
-    back = step.view(S, 1) - torch.arange(T, device=query.device)
-    seen_x = (back >= 0) & (back < (sliding_window or T + 1))
-    q_x = q.reshape(R, K, G * S, D)
-    out_x, mass_x = _part(q_x, key, value, seen_x.repeat(G, 1), softcap)
-    out_x, mass_x = out_x.view(B, N, K, G, S, -1), mass_x.view(B, N, K, G, S, 1)
-
+    out_p, mass_p = _over_prefix(q, k_p, v_p, prefix.lengths, step, sliding_window, softcap)
+    out_x, mass_x = _over_continuation(q, key, value, step, sliding_window, softcap)
     out = torch.lerp(out_x, out_p, torch.sigmoid(mass_p - mass_x))
     return out.reshape(R, H, S, -1).transpose(1, 2), None
+
+
+def _over_prefix(
+    q: Float[Tensor, "B N K G S D"],
+    k: Float[Tensor, "B K P D"],
+    v: Float[Tensor, "B K P D"],
+    lengths: Int[Tensor, " B"],
+    step: Int[Tensor, " S"],
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """All N·G·S queries of a context against one copy of its keys."""
+    (B, N, K, G, S, D), P = q.shape, k.shape[2]
+    ahead = torch.arange(P, device=q.device) - lengths.view(B, 1)  # −1 is the last token of the context
+    seen = (ahead < 0).view(B, 1, P).expand(B, S, P)
+    if window is not None:
+        seen = seen & (step.view(1, S, 1) - ahead.view(B, 1, P) < window)
+    seen = seen.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
+    out, mass = _part(q.transpose(1, 2).reshape(B, K, N * G * S, D), k, v, seen, softcap)
+    return out.view(B, K, N, G, S, -1).transpose(1, 2), mass.view(B, K, N, G, S, 1).transpose(1, 2)
+
+
+def _over_continuation(
+    q: Float[Tensor, "B N K G S D"],
+    k: Float[Tensor, "R K T D"],
+    v: Float[Tensor, "R K T D"],
+    step: Int[Tensor, " S"],
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Every row against its own keys."""
+    (B, N, K, G, S, D), T = q.shape, k.shape[2]
+    back = step.view(S, 1) - torch.arange(T, device=q.device)
+    seen = (back >= 0) & (back < (window or T + 1))
+    out, mass = _part(q.reshape(B * N, K, G * S, D), k, v, seen.repeat(G, 1), softcap)
+    return out.view(B, N, K, G, S, -1), mass.view(B, N, K, G, S, 1)
 
 
 def _part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
