@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Energy-based models of text: train, measure, write.",
 )
 
+_AT_ONCE = 64  # continuations drawn between two movements of the bar
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 
 
@@ -67,7 +68,7 @@ def sample(
     """Continue a text with the run's base language model."""
     from freenergy.console import Bars, show_samples
     from freenergy.pipeline import load_base
-    from freenergy.protocols import Truncation
+    from freenergy.protocols import Draws, Truncation
     from freenergy.randomness import Rng
     from freenergy.sequences import Sequences, SequenceSpace
 
@@ -75,9 +76,15 @@ def sample(
     lm, tokenizer = load_base(run_folder)
     space = SequenceSpace(vocab_size=tokenizer.vocab_size, length=length, eos=tokenizer.eos)
     contexts = Sequences.from_lists([tokenizer.encode(prefix)])
-    with Bars() as bars, bars.track(f"drawing {num} continuations") as advance:
-        draws = lm.sample(contexts, num, space, Rng(seed), truncation)
-        advance(1)
+    if num < 1:
+        raise UserError(f"{num} continuations were asked for: ask for at least one")
+    parts = []
+    with Bars() as bars, bars.track("drawing", num, "continuations") as advance:
+        for n in range(0, num, _AT_ONCE):  # candidates own their randomness: the parts change nothing but the bar
+            part = min(_AT_ONCE, num - n)
+            parts.append(lm.sample(contexts, part, space, Rng(seed).shift(candidates=n), truncation))
+            advance(part)
+    draws = Draws.cat(parts, dim=1)
     texts = [tokenizer.decode(x) for x in draws.x.lists()[0]]
     rows = [
         {"text": text, "tokens": tokens, "log_base": log_base, "log_proposal": log_proposal}
