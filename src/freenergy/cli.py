@@ -7,11 +7,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from freenergy.errors import UserError
+
+if TYPE_CHECKING:
+    from freenergy.pipeline import Base
+    from freenergy.protocols import Truncation
+    from freenergy.randomness import Rng
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,36 +71,44 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text with the run's base language model."""
-    from freenergy.console import Bars, show_samples
+    from freenergy.console import show_samples
     from freenergy.pipeline import load_base
-    from freenergy.protocols import Draws, Truncation
+    from freenergy.protocols import Truncation
     from freenergy.randomness import Rng
-    from freenergy.sequences import Sequences, SequenceSpace
 
-    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
-    lm, tokenizer = load_base(run_folder)
-    space = SequenceSpace(vocab_size=tokenizer.vocab_size, length=length, eos=tokenizer.eos)
-    contexts = Sequences.from_lists([tokenizer.encode(prefix)])
-    if num < 1:
-        raise UserError(f"{num} continuations were asked for: ask for at least one")
-    parts = []
-    with Bars() as bars, bars.track("drawing", num, "continuations") as advance:
-        for n in range(0, num, _AT_ONCE):  # candidates own their randomness: the parts change nothing but the bar
-            part = min(_AT_ONCE, num - n)
-            parts.append(lm.sample(contexts, part, space, Rng(seed).shift(candidates=n), truncation))
-            advance(part)
-    draws = Draws.cat(parts, dim=1)
-    texts = [tokenizer.decode(x) for x in draws.x.lists()[0]]
-    rows = [
-        {"text": text, "tokens": tokens, "log_base": log_base, "log_proposal": log_proposal}
-        for text, tokens, log_base, log_proposal in zip(
-            texts, draws.x.lengths[0].tolist(), draws.log_base[0].tolist(), draws.log_proposal[0].tolist(), strict=True
-        )
-    ]
+    truncation, rng = Truncation(temperature=temperature, top_k=top_k, top_p=top_p), Rng(seed)
+    rows = _draw(load_base(run_folder), prefix, num, length, rng, truncation)
     if as_json:
         _print({"prefix": prefix, "seed": seed, "continuations": rows})
     else:
         show_samples(prefix, rows)
+
+
+def _draw(
+    base: "Base", prefix: str, num: int, length: int, rng: "Rng", truncation: "Truncation"
+) -> list[dict[str, Any]]:
+    """Draw in parts, so that the bar moves; candidates own their randomness, so the parts change nothing else."""
+    from freenergy.console import Bars
+    from freenergy.protocols import Draws
+    from freenergy.sequences import Sequences, SequenceSpace
+
+    if num < 1:
+        raise UserError(f"{num} continuations were asked for: ask for at least one")
+    lm, tokenizer = base
+    space = SequenceSpace(vocab_size=tokenizer.vocab_size, length=length, eos=tokenizer.eos)
+    contexts = Sequences.from_lists([tokenizer.encode(prefix)])
+    parts = []
+    with Bars() as bars, bars.track("drawing", num, "continuations") as advance:
+        for n in range(0, num, _AT_ONCE):
+            part = min(_AT_ONCE, num - n)
+            parts.append(lm.sample(contexts, part, space, rng.shift(candidates=n), truncation))
+            advance(part)
+    draws = Draws.cat(parts, dim=1)
+    columns = (draws.x.lists()[0], draws.log_base[0].tolist(), draws.log_proposal[0].tolist())
+    return [
+        {"text": tokenizer.decode(x), "tokens": len(x), "log_base": log_base, "log_proposal": log_proposal}
+        for x, log_base, log_proposal in zip(*columns, strict=True)
+    ]
 
 
 @app.command()
@@ -147,7 +160,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def main() -> None:

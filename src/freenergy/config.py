@@ -18,9 +18,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.errors import UserError
+from freenergy.randomness import Rng
+from freenergy.resources import RESOURCES
 from freenergy.training.settings import Optimisation, TrainedBase
 
 RECIPES = Path(__file__).parent / "recipes"
+_LONGEST_NAME, _LONGEST_PATH = 100, 1000
 _DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
 
 
@@ -56,7 +59,13 @@ class Recipe:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
     def __post_init__(self) -> None:
-        has_test = self.corpus.test_share > 0 if self.corpus.source else bool(self.corpus.test)
+        Rng(self.seed)  # refuses a bad one
+        if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) & set("/\\\0") or self.name in (".", ".."):
+            raise UserError(f"name is {self.name[:40]!r}: take up to {_LONGEST_NAME} characters without slashes")
+        if self.corpus.source in RESOURCES:
+            has_test = "test" in RESOURCES[self.corpus.source].splits or RESOURCES[self.corpus.source].kind != "text"
+        else:
+            has_test = self.corpus.test_share > 0 if self.corpus.source else bool(self.corpus.test)
         if self.evaluation.split == "test" and not has_test:
             raise UserError(
                 'the corpus has no test text: set evaluation.split = "validation", or give corpus.test or test_share'
@@ -122,10 +131,14 @@ def _from_python(name: str) -> dict[str, Any]:
     path, _, function = name.rpartition(":")
     if not Path(path).is_file():
         raise UserError(f"there is no file {path} with a recipe function: check the path")
-    names = runpy.run_path(path)
-    if not callable(names.get(function)):
-        raise UserError(f"{path} has no function {function!r}: name one that returns a freenergy Recipe")
-    recipe = names[function]()
+    try:
+        recipe = runpy.run_path(path)[function]()
+    except UserError:
+        raise
+    except KeyError:
+        raise UserError(f"{path} has no function {function!r}: name one that returns a freenergy Recipe") from None
+    except Exception as error:  # it is the user's code
+        raise UserError(f"{name} failed with {type(error).__name__} ({error}): mend the function") from error
     if not isinstance(recipe, Recipe):
         raise UserError(f"{name} returned a {type(recipe).__name__}: it must return a freenergy Recipe")
     return recipe.to_json()
@@ -133,6 +146,8 @@ def _from_python(name: str) -> dict[str, Any]:
 
 def _path(name: str) -> Path:
     path = Path(name)
+    if len(name) > _LONGEST_PATH:
+        raise UserError(f"the recipe's name has {len(name)} characters: give a path, or see `freenergy recipes`")
     if path.suffix == ".toml" or path.is_file():
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}: check the path, or see `freenergy recipes`")

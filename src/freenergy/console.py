@@ -113,8 +113,9 @@ def _show_evaluation(summary: dict[str, Any]) -> None:
     rows = []
     for unit in ("token", "word", "byte"):
         measured = report[unit]
-        interval = "one document" if measured["low"] is None else f"{measured['low']:.4g} – {measured['high']:.4g}"
-        rows.append([f"per {unit}", f"{measured['value']:.4g}", interval])
+        value, low, high = (measured[key] for key in ("value", "low", "high"))
+        interval = "–" if low is None or high is None else f"{low:.4g} – {high:.4g}"
+        rows.append([f"per {unit}", "–" if value is None else f"{value:.4g}", interval])
     where = f"{report['windows']} windows of {report['documents']} documents, {report['split']}"
     show_table(f"Perplexity of the base model ({where})", ["", "perplexity", "95 % interval"], rows)
     for sample in summary["samples"]:

@@ -31,12 +31,19 @@ def examine() -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     machine: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform(terse=True)}
-    machine |= {name: importlib.metadata.version(name) for name in _PACKAGES}
+    machine |= {name: _version(name) for name in _PACKAGES}
     machine |= {f"{name} (extra)": "installed" if importlib.util.find_spec(name) else "missing" for name in _EXTRAS}
     machine |= {"cores": os.cpu_count(), "torch threads": torch.get_num_threads()}
     machine["devices"] = ", ".join(["cpu", *_accelerators()])
     machine["cache"] = str(cache_folder())
     return machine
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
 
 
 def _accelerators() -> list[str]:

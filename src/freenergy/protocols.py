@@ -51,7 +51,9 @@ class Truncation:
         """log q from log P_LM, both normalised over the vocabulary; −inf at dropped tokens."""
         if self.is_identity:
             return log_probs
-        log_q = log_probs / self.temperature
+        # from the top down, so that a temperature that rounds to 0 leaves the likeliest token and not 0/0
+        below = log_probs - log_probs.amax(-1, keepdim=True)
+        log_q = torch.where(below == 0, below, below / self.temperature)
         if self.top_k is not None and self.top_k < log_q.shape[-1]:
             # by index, not by value: exactly k tokens survive even when the k-th is tied
             keep = log_q.topk(self.top_k, dim=-1).indices

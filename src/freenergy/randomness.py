@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.errors import UserError
+
 _ROWS = zlib.crc32(b"rows")  # keeps the streams of rows apart from those of child(0), child(1), …
 _BLOCK = 256  # tokens in a block of the two-level search: about the square root of a vocabulary
 
@@ -52,6 +54,8 @@ class Rng:
     """
 
     def __init__(self, seed: int = 0, path: tuple[int, ...] = (), origin: tuple[int, int] = (0, 0)) -> None:
+        if not 0 <= seed < 2**63:
+            raise UserError(f"the seed is {seed}: take a number from 0 to 2**63 − 1")
         self.seed = seed
         self.path = path
         self.origin = origin

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from freenergy.errors import UserError
 
 _MOST_STRINGS = 1_000_000
+_LONGEST = 1_000_000
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -188,6 +189,8 @@ class SequenceSpace:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise UserError(f"a continuation needs at least one token, not {self.length}: set length to 1 or more")
+        if self.length > _LONGEST:
+            raise UserError(f"a continuation of {self.length} tokens is beyond any model: set length to less")
 
     @property
     def size(self) -> int:

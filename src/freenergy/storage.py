@@ -95,17 +95,20 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, whole or not at all, with sorted keys so that equal values are equal bytes."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON, or say in one sentence why not."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or say in one sentence why not."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not JSON ({error}): delete it and run the stage that makes it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object: delete it and run the stage that makes it again")
+    return value
 
 
 def fingerprint(value: Any) -> str:

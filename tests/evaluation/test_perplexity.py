@@ -17,7 +17,13 @@ def test_ratio_is_the_exponential_of_the_mean():
 def test_one_document_has_no_interval():
     measured = ratio(np.array([-2.0]), np.array([1.0]))
     assert (measured.low, measured.high) == (None, None)
-    assert "one document" in str(measured)
+    assert "no interval" in str(measured)
+
+
+def test_what_is_no_number_is_none():
+    nothing = ratio(np.array([-2.0, -3.0]), np.array([0.0, 0.0]))
+    assert (nothing.value, nothing.low, str(nothing)) == (None, None, "–")
+    assert ratio(np.array([-2000.0, -3000.0]), np.array([1.0, 1.0])).value is None
 
 
 def coverage(make, truth, repeats=2000):

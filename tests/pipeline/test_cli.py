@@ -185,6 +185,70 @@ def test_bad_runs_and_prefixes(call, done, tmp_path):
     refused(call("sample", done, "--prefix", "The"), "does not load as a causal language model")
 
 
+def test_files_of_the_user_are_never_deleted(call, recipe, tmp_path):
+    mine = tmp_path / "project" / "corpus" / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    refused(call("run", recipe, "--out", tmp_path / "project"), "holds files that no run has made")
+    assert mine.read_text() == "mine"
+    (tmp_path / "file").write_text("mine")
+    refused(call("run", recipe, "--out", tmp_path / "file"), "cannot write to")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_base_of_another_corpus_is_not_written_with(call, done, tmp_path):
+    folder, recipe = shutil.copytree(done[0], tmp_path / "copy"), done[1]
+    changed = call("run", recipe, "--out", folder, *QUICK, "--set", "tokenizer.vocab_size=380", "--stage", "corpus")
+    assert changed[0] == 0
+    refused(call("sample", folder, "--prefix", "The"), "has changed since its base was made")
+
+
+def test_odd_values(call, done, recipe, tmp_path):
+    folder = done[0]
+    refused(call("sample", folder, "--seed", -1), "the seed is -1")
+    refused(call("sample", folder, "--prefix", "\udcff"), "is not UTF-8")
+    refused(call("sample", folder, "--length", 10**12), "beyond any model")
+    refused(call("sample", folder, "--length", 300), "ask for a shorter continuation")
+    for change, words in {
+        "seed=-1": "the seed is -1",
+        'name="../up"': "without slashes",
+        "base.optimisation.beta1=2.0": "beta1 is 2.0",
+        "base.optimisation.clip=nan": "clip is",
+        "corpus.prefix=999999999999999999999999": "corpus.prefix is",
+        "tokenizer.vocab_size=999999999999": "tokenizer.vocab_size is",
+    }.items():
+        refused(call("run", recipe, "--out", tmp_path / "odd", "--set", change), words)
+    status, out, _ = call("sample", folder, "--temperature", "1e-310", "--num", 2, "--json")
+    assert status == 0
+    assert [row["log_proposal"] for row in json.loads(out)["continuations"]] == [0.0, 0.0]
+    exploded = ["--set", "base.optimisation.learning_rate=1e30", "--set", "base.optimisation.warmup=0"]
+    refused(call("run", recipe, "--out", tmp_path / "odd", *exploded), "diverged at step", after="corpus")
+
+
+def test_bad_python_recipes(call, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def broken():\n    return 1 / 0\n\ndef number():\n    return 3\n")
+    refused(call("run", f"{path}:broken"), "failed with ZeroDivisionError")
+    refused(call("run", f"{path}:number"), "returned a int")
+    refused(call("run", f"{path}:missing"), "has no function 'missing'")
+
+
+def test_a_python_recipe_runs(call, recipe, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"from freenergy import load_recipe\n\ndef mine():\n    return load_recipe({str(recipe)!r})\n")
+    status, out, err = call("run", f"{path}:mine", "--out", tmp_path / "run", "--stage", "corpus", "--json")
+    assert status == 0, err
+    assert list(json.loads(out)["stages"]) == ["corpus"]
+
+
+def test_a_server_s_address_holds_no_password(call, recipe, tmp_path):
+    text = recipe.read_text().split("[base]")[0]
+    for url, words in {"http://me:secret@127.0.0.1/v1": "FREENERGY_API_KEY", "nonsense": "such as http://"}.items():
+        path = tmp_path / "remote.toml"
+        path.write_text(f'{text}[base]\nkind = "remote"\nurl = "{url}"\n')
+        refused(call("run", path, "--out", tmp_path / "out"), words)
+
+
 def test_an_endpoint_that_is_down(call, recipe, tmp_path):
     text = recipe.read_text()
     remote = tmp_path / "remote.toml"

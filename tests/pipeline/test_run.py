@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,6 +104,40 @@ def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
     tuned = list(run(load_recipe(str(recipe), changes), tmp_path / "second"))[1].summary
     first = json.loads((tmp_path / "first" / "base" / "stage.json").read_text())["summary"]
     assert tuned["validation_perplexity"] == pytest.approx(first["validation_perplexity"], rel=1e-4)
+
+
+def test_another_tokenizer_at_the_same_path_is_noticed(recipe, tmp_path):
+    first, second = (tmp_path / name for name in ("a", "b"))
+    for folder, size in ((first, 300), (second, 350)):
+        list(run(load_recipe(str(recipe), [f"tokenizer.vocab_size={size}"]), folder, stage="corpus"))
+    tokenizer = tmp_path / "tokenizer"
+    text = recipe.read_text().replace("vocab_size = 400", f'kind = "pretrained"\npath = "{tokenizer}"')
+    path = tmp_path / "pretrained.toml"
+    path.write_text(text)
+    for folder, size in ((first, 300), (second, 350)):
+        shutil.copytree(folder / "corpus" / "tokenizer", tokenizer, dirs_exist_ok=True)
+        (result,) = run(load_recipe(str(path)), tmp_path / "out", stage="corpus")
+        assert (result.summary["vocab_size"], result.was_cached) == (size, False)
+
+
+def test_text_without_spaces_has_no_words_and_still_reports(recipe, tmp_path):
+    text = tmp_path / "dna.jsonl"
+    letters = ["".join("ACGT"[(i * i + i // 7 + k * i) % 4] for i in range(400)) for k in range(20)]
+    text.write_text("".join(json.dumps({"text": line}) + "\n" for line in letters))
+    changes = [*CHANGES, f'corpus.source="{text}"', "tokenizer.vocab_size=260", "corpus.deduplicate=0"]
+    evaluation = list(run(load_recipe(str(recipe), changes), tmp_path / "out"))[-1]
+    assert evaluation.summary["base"]["perplexity"]["word"]["value"] is None
+    assert evaluation.summary["base"]["perplexity"]["byte"]["value"] > 1
+
+
+def test_a_resource_is_no_split(recipe, tmp_path):
+    text = recipe.read_text().replace(
+        "[tokenizer]", 'train = "wikitext-2"\nvalidation = "wikitext-2"\ntest = "x"\n[tokenizer]'
+    )
+    path = tmp_path / "leak.toml"
+    path.write_text("\n".join(line for line in text.splitlines() if not line.startswith("source")))
+    with pytest.raises(UserError, match=r"has splits of its own: set corpus\.source"):
+        list(run(load_recipe(str(path)), tmp_path / "out"))
 
 
 def test_two_runs_in_one_folder_are_refused(recipe, tmp_path):

@@ -12,6 +12,8 @@ from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.errors import UserError
 from freenergy.storage import file_hash, fingerprint, read_json, room_on_disk, whole
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
     """The model in float32 and its EOS token."""
@@ -100,7 +102,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
 
 def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     """Refuse a checkpoint that reads other tokens than the corpus was made of."""
-    if (path / "tokenizer.json").is_file():
+    if any((path / name).is_file() for name in _TOKENIZER_FILES):
         own = Tokenizer.from_pretrained(path)
         if own.fingerprint != tokenizer.fingerprint:
             raise UserError(

@@ -104,6 +104,8 @@ class Completions:
 
     def client(self) -> httpx.Client:
         """A connection pool, to be closed after use."""
+        if self.api_key and not self.api_key.isascii():
+            raise UserError("the API key holds characters that no key has: copy it again")
         headers = {"Authorization": f"Bearer {self.api_key.strip()}"} if self.api_key else {}
         certificates = self.endpoint.scheme == "https"  # reading them takes longer than a request on loopback
         return httpx.Client(headers=headers, timeout=self.timeout_seconds, verify=certificates)
@@ -141,7 +143,7 @@ class Completions:
         for attempt in range(1, self.attempts + 1):
             try:
                 response = client.post(self.endpoint, json=dict(body))
-            except (httpx.ConnectError, httpx.TimeoutException, httpx.UnsupportedProtocol) as error:
+            except (httpx.ConnectError, httpx.TimeoutException, httpx.UnsupportedProtocol, UnicodeError) as error:
                 raise self._silent(error) from error
             except httpx.TransportError as error:  # reset, or closed in the middle
                 if attempt == self.attempts:
@@ -168,7 +170,7 @@ class Completions:
             remedy = "look at the server's own log"
         raise Refused(f"the server at {self.shown} answered {status} ({reason}): {remedy}", status, reason)
 
-    def _silent(self, error: httpx.TransportError) -> UserError:
+    def _silent(self, error: Exception) -> UserError:
         if isinstance(error, httpx.TimeoutException):
             return UserError(
                 f"the server at {self.shown} did not answer within {self.timeout_seconds:g} seconds: raise "

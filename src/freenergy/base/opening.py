@@ -2,7 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock
 
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.errors import UserError
@@ -23,17 +24,22 @@ def locate_model(name: str, progress: Progress = _SILENT) -> Path:
     if len(ggufs) != 1 or (path / "config.json").is_file():
         return path
     folder = cache_folder() / "converted" / f"{ggufs[0].stem}-{file_hash(ggufs[0])[:16]}"
-    if not (folder / "config.json").is_file():
-        from freenergy.base.checkpoints import convert_gguf
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if not (folder / "config.json").is_file():
+            from freenergy.base.checkpoints import convert_gguf
 
-        progress.say(f"de-quantising {ggufs[0].name} to safetensors, once")
-        convert_gguf(ggufs[0], folder)
+            progress.say(f"de-quantising {ggufs[0].name} to safetensors, once")
+            convert_gguf(ggufs[0], folder)
     return folder
 
 
 def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     """The language model that a run's ``base`` stage has left in ``folder``."""
-    record: dict[str, Any] = read_json(folder / RECORD)
+    record = read_json(folder / RECORD)
+    needed = {"ngram": "path", "huggingface": "path", "remote": "settings"}.get(str(record.get("kind")), "kind")
+    if needed not in record:
+        raise UserError(f"{folder / RECORD} does not say {needed}: run the base stage again")
     match record.get("kind"):
         case "ngram":
             from freenergy.base.ngram import NgramLM

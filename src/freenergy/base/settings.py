@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 from typing import Literal, final
+from urllib.parse import urlsplit
+
+from freenergy.errors import UserError
+
+_LONGEST_NGRAM = 32
 
 
 @final
@@ -11,6 +16,10 @@ class NgramBase:
 
     kind: Literal["ngram"] = "ngram"
     order: int = 5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= _LONGEST_NGRAM:
+            raise UserError(f"order is {self.order}: set it to at least 1 and at most {_LONGEST_NGRAM}")
 
 
 @final
@@ -34,3 +43,10 @@ class RemoteBase:
     most_log_probs: int = 20
     stops: tuple[int, ...] = ()
     timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.netloc:
+            raise UserError(f"url is {self.url!r}: give the server's address, such as http://127.0.0.1:8000/v1")
+        if "@" in address.netloc:  # it would be stored in the run and shown
+            raise UserError("url holds a name or password: leave it out, and put the key into FREENERGY_API_KEY")

@@ -117,7 +117,9 @@ def check_fits(contexts: Sequences, length: int, max_length: int | None) -> None
     """Refuse a context that leaves no room for the continuation."""
     longest = int(contexts.lengths.max()) if len(contexts) else 0
     if max_length is not None and longest + length > max_length:
+        room = max_length - length
+        remedy = f"shorten the prefix to {room} tokens" if room > 0 else "ask for a shorter continuation"
         raise UserError(
             f"a prefix of {longest} tokens and a continuation of {length} do not fit the model's context of "
-            f"{max_length} tokens: shorten the prefix to {max(max_length - length, 0)} tokens or the continuation"
+            f"{max_length} tokens: {remedy}"
         )

@@ -54,6 +54,8 @@ class TabularLM:
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c)."""
         B, N, L = x.tokens.shape
+        if not L:
+            return torch.zeros(B, N, dtype=self.table.dtype)
         history = self._history(x.contexts).unsqueeze(1).expand(B, N, self.order)
         tokens = torch.cat([history, x.tokens], dim=-1)
         windows = torch.stack([tokens[..., t : t + self.order] for t in range(L)], dim=-2)  # [B, N, L, k]

@@ -37,7 +37,7 @@ def find(path: Path) -> list[Path]:
     if _is_saved_dataset(path):
         return [path]
     if path.is_dir():
-        below = (child for child in sorted(path.iterdir()) if not child.name.startswith("."))
+        below = (child for child in sorted(path.iterdir()) if not child.name.startswith(".") and not _loops(child))
         found = [file for child in below if child.is_dir() or _kind(child) for file in _found_below(child)]
         if not found:
             raise UserError(f"the folder {path} has no text in it: put files there whose names end in {_KNOWN}")
@@ -47,6 +47,11 @@ def find(path: Path) -> list[Path]:
     if not _kind(path):
         raise UserError(f"the name {path} does not say what is in it: use a file whose name ends in {_KNOWN}")
     return [path]
+
+
+def _loops(child: Path) -> bool:
+    """A link to a folder that it lies in would give the same text again and again."""
+    return child.is_symlink() and child.resolve() in child.absolute().parents
 
 
 def _found_below(child: Path) -> list[Path]:
@@ -176,6 +181,8 @@ def _text_of_row(row: str, column: str, where: str) -> str:
         value = json.loads(row)
     except json.JSONDecodeError as error:
         raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend or remove the line") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        raise UserError(f"{where} is beyond what JSON readers take ({error}): mend or remove the line") from None
     if not isinstance(value, dict):
         raise UserError(f'{where} is not a JSON object: write each row as {{"{column}": "…"}}')
     if column not in value:
@@ -248,6 +255,8 @@ def _datasets(path: Path, settings: CorpusSettings, advance: Advance) -> Fragmen
 def _check_column(schema: Any, column: str, path: Path) -> None:
     if column not in schema.names:
         raise _no_column(str(path), column, schema.names)
+    if schema.names.count(column) > 1:
+        raise UserError(f"{path} has more than one column {column!r}: write it again with one")
     kind = schema.field(column).type
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(inner) or pa.types.is_large_string(inner) or pa.types.is_string_view(inner)):

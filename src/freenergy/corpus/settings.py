@@ -12,7 +12,9 @@ from typing import Literal, final
 from freenergy.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+LONGEST = 1_000_000  # tokens of a window's part: beyond every model, and within every integer type
 _BYTES_AND_EOS = 257
+_MOST_TOKENS = 2**24
 
 
 @final
@@ -86,7 +88,9 @@ class CorpusSettings:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise UserError(f"corpus.{name} is {getattr(self, name)}: set it to {least} or more")
-        if self.stride is not None and self.stride < 1:
+            if getattr(self, name) > LONGEST:
+                raise UserError(f"corpus.{name} is {getattr(self, name)}: set it to {LONGEST} or less")
+        if self.stride is not None and not 1 <= self.stride <= LONGEST:
             raise UserError(f"corpus.stride is {self.stride}: set it to 1 or more, or leave it out")
 
     def _check_documents(self) -> None:
@@ -118,10 +122,10 @@ class BytePairTokenizer:
     sample_megabytes: int = 64
 
     def __post_init__(self) -> None:
-        if self.vocab_size < _BYTES_AND_EOS:
+        if not _BYTES_AND_EOS <= self.vocab_size <= _MOST_TOKENS:
             raise UserError(
                 f"tokenizer.vocab_size is {self.vocab_size}: set it to {_BYTES_AND_EOS} or more "
-                "(256 bytes and the end of a document)"
+                f"(256 bytes and the end of a document), and at most {_MOST_TOKENS}"
             )
         if self.sample_megabytes < 1:
             raise UserError(f"tokenizer.sample_megabytes is {self.sample_megabytes}: set it to 1 or more")
@@ -136,7 +140,7 @@ class WordTokenizer:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.vocab_size is not None and self.vocab_size < 3:
+        if self.vocab_size is not None and not 3 <= self.vocab_size <= _MOST_TOKENS:
             raise UserError(
                 f"tokenizer.vocab_size is {self.vocab_size}: set it to 3 or more (a word, <unk> and the end of a "
                 "document), or leave it out to keep every word"

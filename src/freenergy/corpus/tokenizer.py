@@ -28,7 +28,7 @@ class Tokenizer:
         inner.no_truncation()  # checkpoints ship with both switched on; a corpus is neither cut nor padded
         inner.no_padding()
         inner.encode_special_tokens = True
-        if inner.id_to_token(eos) is None:
+        if eos < 0 or inner.id_to_token(eos) is None:
             raise UserError(
                 f"the tokenizer has no token {eos} to end a document: mend eos_token_id in the folder's config.json"
             )
@@ -47,7 +47,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text."""
-        return list(self._inner.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._inner.encode(text, add_special_tokens=False).ids)
+        except TypeError:  # half of a surrogate pair, as a terminal makes of bytes that are not UTF-8
+            raise UserError(f"the text {text[:40]!r} is not UTF-8: give it in that encoding") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, on all cores."""
@@ -85,7 +88,7 @@ class Tokenizer:
     def from_pretrained(cls, path: Path) -> "Tokenizer":
         """Load the tokenizer of a model: a folder in Hugging Face form, or a GGUF file. Never runs remote code."""
         if path.is_dir() and (path / _FILE).is_file():
-            inner = _from_json((path / _FILE).read_text(encoding="utf-8"), path / _FILE)
+            inner = _from_file(path / _FILE)
             return cls(inner, _eos_of_folder(path, inner))
         if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
             return cls(*_through_transformers(path))
@@ -113,9 +116,9 @@ def _mentions_byte_level(decoder: Any) -> bool:
     return decoder.get("type") == "ByteLevel" or any(map(_mentions_byte_level, decoder.get("decoders", ())))
 
 
-def _from_json(text: str, path: Path) -> tokenizers.Tokenizer:
+def _from_file(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer ({error}): fetch the model's folder again") from None
 
@@ -139,8 +142,7 @@ def _eos_of_folder(folder: Path, inner: tokenizers.Tokenizer) -> int:
 
 
 def _entry(path: Path, key: str) -> Any:
-    value = read_json(path) if path.is_file() else {}
-    return value.get(key) if isinstance(value, dict) else None
+    return read_json(path).get(key) if path.is_file() else None
 
 
 def _through_transformers(path: Path) -> tuple[tokenizers.Tokenizer, int]:

@@ -29,20 +29,22 @@ from freenergy.randomness import Rng
 
 _BATCH = 32
 _CONFIDENCE = 0.95
+_MOST_NATS = 700.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A number and its 95 % interval; the interval is None where there is nothing to tell it by."""
+    """A number and its 95 % interval; None where there is nothing to tell it by, or it is beyond all bounds."""
 
-    value: float
+    value: float | None
     low: float | None
     high: float | None
 
     def __str__(self) -> str:
-        spread = "no interval: one document" if self.low is None else f"{self.low:.4g} – {self.high:.4g}"
-        return f"{self.value:.4g} ({spread})"
+        if self.value is None:
+            return "–"
+        return f"{self.value:.4g} ({'no interval' if self.low is None else f'{self.low:.4g} – {self.high:.4g}'})"
 
 
 @final
@@ -106,12 +108,17 @@ def _measured(
 def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:
     """exp(H) with its interval over documents."""
     D, total = len(log_p), n.sum()
-    if not total:
-        return Measurement(math.nan, None, None)
+    if not total:  # text without spaces may begin no word in any window
+        return Measurement(None, None, None)
     H = -log_p.sum() / total
     if D < 2:
-        return Measurement(math.exp(H), None, None)
+        return Measurement(bounded_exp(H), None, None)
     r = -log_p - H * n
     se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
     reach = float(student.ppf((1 + _CONFIDENCE) / 2, D - 1)) * se
-    return Measurement(math.exp(H), math.exp(H - reach), math.exp(H + reach))
+    return Measurement(bounded_exp(H), bounded_exp(H - reach), bounded_exp(H + reach))
+
+
+def bounded_exp(nats: float) -> float | None:
+    """exp, or None where it is no finite number: such a perplexity says nothing, and JSON has no infinity."""
+    return math.exp(nats) if nats < _MOST_NATS else None

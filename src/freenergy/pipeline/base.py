@@ -1,6 +1,7 @@
 """Stage ``base``: the language model, trained, counted, found or reached."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from freenergy.base.opening import RECORD, locate_model, open_base
 from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.corpus import Corpus
 from freenergy.errors import UserError
-from freenergy.pipeline.run import Run, Stage
+from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.sequences import Sequences, SequenceSpace
@@ -16,7 +17,7 @@ from freenergy.storage import fingerprint, read_json, write_json
 from freenergy.training.settings import TrainedBase
 
 
-def _inputs(run: Run, progress: Progress) -> Any:
+def _plan(run: Run, progress: Progress) -> Plan:
     settings = run.recipe.base
     inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings)}
     match settings:
@@ -26,7 +27,7 @@ def _inputs(run: Run, progress: Progress) -> Any:
             inputs["preset"] = _preset(name)
         case PretrainedBase(path=path):
             inputs["checkpoint"] = _checkpoint(path, progress)
-    return inputs
+    return Plan(inputs, partial(_work, run))
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -122,4 +123,4 @@ def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
     return {"url": remote.url, "model": remote.model, "fingerprint": record["fingerprint"]}
 
 
-STAGE = Stage("base", _inputs, _work)
+STAGE = Stage("base", _plan)

@@ -1,20 +1,22 @@
 """Stage ``evaluation``: how good the model is on held-out text, and what it writes."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
 from freenergy.evaluation.perplexity import perplexity
-from freenergy.pipeline.run import Run, Stage
+from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.storage import write_json
 
 
-def _inputs(run: Run, progress: Progress) -> Any:
-    return {"seed": run.recipe.seed, "settings": asdict(run.recipe.evaluation)}
+def _plan(run: Run, progress: Progress) -> Plan:
+    inputs = {"seed": run.recipe.seed, "settings": asdict(run.recipe.evaluation)}
+    return Plan(inputs, partial(_work, run))
 
 
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -41,4 +43,4 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     return summary
 
 
-STAGE = Stage("evaluation", _inputs, _work)
+STAGE = Stage("evaluation", _plan)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus, Tokenizer
+from freenergy.errors import UserError
 from freenergy.pipeline.run import Run
 from freenergy.protocols import LanguageModel
 
@@ -19,6 +20,8 @@ class Base(NamedTuple):
 def load_base(folder: str | Path) -> Base:
     """The language model of a run, with its tokenizer."""
     run = Run.open(folder)
-    run.finished("base")
+    trained_on = run.finished("base")["summary"]["tokenizer"]
     tokenizer = Corpus.open(run.stage("corpus")).tokenizer
+    if tokenizer.fingerprint != trained_on:
+        raise UserError(f"the corpus of {folder} has changed since its base was made: `freenergy run` it again")
     return Base(open_base(run.stage("base"), tokenizer), tokenizer)

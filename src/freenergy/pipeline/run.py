@@ -60,12 +60,20 @@ class Run:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What a stage depends on, and what it will do in its folder."""
+
+    inputs: Any
+    work: Callable[[Path, Progress], dict[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a run: what it depends on, and what it does in its folder."""
+    """One step of a run. Planning looks up names and files once, so that key and work are about the same text."""
 
     name: str
-    inputs: Callable[[Run, Progress], Any]
-    work: Callable[[Run, Path, Progress], dict[str, Any]]
+    plan: Callable[[Run, Progress], Plan]
 
 
 @final
@@ -97,13 +105,13 @@ def run(
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
     with _alone_in(this.folder), room_on_disk(this.folder):
         sweep(this.folder)
-        # all inputs first: a checkpoint that is missing is found out before the corpus is prepared, not after
-        inputs = [each.inputs(this, progress) for each in chosen]
+        # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
+        plans = [each.plan(this, progress) for each in chosen]
         write_json(this.folder / _RECIPE, recipe.to_json())
         key = ""
-        for each, read in zip(chosen, inputs, strict=True):
-            key = fingerprint([_version("freenergy"), each.name, read, key])
-            yield _done(each, this, key) or _do(each, this, key, progress)
+        for each, plan in zip(chosen, plans, strict=True):
+            key = fingerprint([_version("freenergy"), each.name, plan.inputs, key])
+            yield _done(each, this, key) or _do(each, plan, this, key, progress)
 
 
 def _up_to(stage: str | None) -> tuple[Stage, ...]:
@@ -120,20 +128,19 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    if record.get("key") != key:
+    if record.get("key") != key or not {"summary", "seconds"} <= set(record):
         return None
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
 
 
-def _do(stage: Stage, this: Run, key: str, progress: Progress) -> StageResult:
+def _do(stage: Stage, plan: Plan, this: Run, key: str, progress: Progress) -> StageResult:
     folder = this.stage(stage.name)
     begun = folder / _BEGUN
     if not begun.is_file() or read_json(begun).get("key") != key:
-        if folder.exists():
-            shutil.rmtree(folder)
+        _empty(folder)
         write_json(begun, {"key": key})
     started = time.monotonic()
-    summary = stage.work(this, folder, progress)
+    summary = plan.work(folder, progress)
     seconds = time.monotonic() - started
     versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     # through JSON, so that a fresh result and a cached one are the same
@@ -142,17 +149,33 @@ def _do(stage: Stage, this: Run, key: str, progress: Progress) -> StageResult:
     return StageResult(stage.name, summary, seconds, was_cached=False)
 
 
+def _empty(folder: Path) -> None:
+    """Remove an earlier stage's folder; never one that a stage has not made."""
+    marks = [folder / _DONE, folder / _BEGUN]
+    if folder.exists() and any(folder.iterdir()) and not any(mark.is_file() for mark in marks):
+        raise UserError(f"{folder} holds files that no run has made: move them, or choose another --out")
+    if folder.exists():
+        # under another name first: a stage that a kill has left half removed must not count as done, but be swept
+        doomed = folder.with_name(f".{folder.name}.old.part")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Two runs in one folder would write over each other."""
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         raise UserError(f"another process is running in {folder}: wait for it, or choose another --out") from None
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _version(package: str) -> str:

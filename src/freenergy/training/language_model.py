@@ -59,7 +59,7 @@ class LanguageModelTask:
 
     def validate(self) -> float:
         """Mean cross-entropy over the validation stream, in nats a token, without smoothing."""
-        total, count = 0.0, len(self.validation)
+        total, count = 0.0, self.validation.whole
         for first in range(0, count, self.micro_size):
             rows = self.validation.in_order(first, min(first + self.micro_size, count))
             total += self._cross_entropy(rows, 0.0).item() * len(rows)
@@ -82,8 +82,9 @@ class Blocks:
                 "give more text or set base.block lower"
             )
         self.stream, self.block, self.rng = stream, block, rng
-        # room for the offset, so that every epoch has the same number of blocks
-        self.count = max((len(stream) - 1) // block - 1, 1)
+        self.whole = (len(stream) - 1) // block
+        # one less leaves room for the offset, so that every epoch has the same number of blocks
+        self.count = max(self.whole - 1, 1)
         self._epoch = -1
         self._order = torch.empty(0)
         self._offset = 0
@@ -159,6 +160,7 @@ def training_summary(folder: Path) -> dict[str, Any]:
     return {
         "steps": records[-1]["step"],
         "best_step": best["step"],
-        "validation_perplexity": math.exp(best["validation"]),
+        "validation_nats_per_token": best["validation"],
+        "validation_perplexity": math.exp(min(best["validation"], 700.0)),
         "seconds_of_steps": sum(record["seconds"] for record in records),
     }

@@ -105,10 +105,7 @@ def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisatio
             total += loss.item()
     norm = nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf).item()
     if not math.isfinite(total + norm):
-        raise UserError(
-            f"training diverged at step {step} (loss {total}, gradient norm {norm}): "
-            "lower the learning rate or lengthen the warm-up; the last good checkpoint is kept"
-        )
+        raise _diverged(step, f"loss {total}, gradient norm {norm}")
     for group in optimiser.param_groups:
         group["lr"] = settings.learning_rate_at(step)
     optimiser.step()
@@ -120,6 +117,8 @@ def _validated(task: Task, record: Step, state: TrainingState, best: Path) -> St
     task.module.eval()
     with torch.no_grad():
         value = task.validate()
+    if not math.isfinite(value):
+        raise _diverged(record.step, f"validation {value}")
     is_best = value < state.best_value
     if is_best:
         state.best_value, state.best_step, state.validations_since_best = value, record.step, 0
@@ -128,6 +127,13 @@ def _validated(task: Task, record: Step, state: TrainingState, best: Path) -> St
         state.validations_since_best += 1
     return Step(
         record.step, record.loss, record.learning_rate, record.gradient_norm, record.seconds, value, is_best=is_best
+    )
+
+
+def _diverged(step: int, seen: str) -> UserError:
+    return UserError(
+        f"training diverged at step {step} ({seen}): lower the learning rate or lengthen the warm-up; "
+        "checkpoints from before that step are kept"
     )
 
 

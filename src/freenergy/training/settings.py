@@ -39,9 +39,14 @@ class Optimisation:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         for name in ("warmup", "weight_decay", "clip", "patience", "checkpoint_seconds"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 0 or more")
-        if not self.learning_rate > 0:
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
+        if not 0 <= self.final_share <= 1:
+            raise UserError(f"final_share is {self.final_share}: set it to at least 0 and at most 1")
+        if not 0 < self.learning_rate < math.inf:
             raise UserError(f"learning_rate is {self.learning_rate}: set it above 0")
         if self.batch_size % self.accumulate:
             raise UserError(
@@ -79,8 +84,9 @@ class TrainedBase:
     optimisation: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise UserError(f"block is {self.block}: set it to 1 or more")
+        for name in ("block", "validation_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
