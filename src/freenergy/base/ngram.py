@@ -279,7 +279,7 @@ def _fingerprint(counts: NgramCounts, tokenizer: str | None) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     config = read_json(path)
-    kind = config.get("kind") if isinstance(config, dict) else None
+    kind = config.get("kind")
     if kind != _KIND:
         raise UserError(f"{path} describes a model of kind {kind!r}: give the folder of an n-gram model")
-    return dict(config)
+    return config
