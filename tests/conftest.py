@@ -30,8 +30,12 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def shared_data():
-    """Real corpora that stand beside the checkout on some machines."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip("no real corpora beside the checkout (shared/data)")
-    return SHARED_DATA
+def real():
+    """Folders of real corpora and models that stand beside the checkout on some machines."""
+
+    def folder(name):
+        if not (SHARED_DATA / name).is_dir():
+            pytest.skip(f"no {name} beside the checkout (../shared/data)")
+        return SHARED_DATA / name
+
+    return folder

@@ -37,7 +37,6 @@ from freenergy.resources.table import Hub, Member, Wheel
 from freenergy.resources.unpack import AssignedString, Gunzip, ParquetLines
 
 fetching = sys.modules["freenergy.resources.fetch"]
-SHARED = (Path(__file__).parents[1] / ".." / "shared" / "data").resolve()
 TEXT = b" = Title = \n \n two lines \n"
 
 
@@ -378,16 +377,14 @@ def test_the_table_agrees_with_itself(resource):
     [("wikitext-2", "wikitext-2-raw", "{}.raw.gz"), ("penn-treebank", "ptb", "ptb.{}.txt.gz")],
 )
 def test_real_text_has_the_checksums_and_comes_out_of_the_hub_s_layout_unchanged(
-    world, monkeypatch, name, folder, pattern
+    real, world, monkeypatch, name, folder, pattern
 ):
     """The hub keeps a line a row: without its newline and spaces, or with an empty row for a blank line."""
-    if not (SHARED / folder).is_dir():
-        pytest.skip(f"no {folder} in ../shared/data")
-    resource = RESOURCES[name]
+    resource, source = RESOURCES[name], real(folder)
     monkeypatch.setattr(fetching, "RESOURCES", RESOURCES)
     parquet = world / "hub"
     for member, split in zip(resource.routes[0].members, ("train", "valid", "test"), strict=True):
-        text = gzip.decompress((SHARED / folder / pattern.format(split)).read_bytes()).decode()
+        text = gzip.decompress((source / pattern.format(split)).read_bytes()).decode()
         lines = text.split("\n")[:-1]
         rows = (
             [line.strip() for line in lines]

@@ -183,7 +183,7 @@ def _sentence(error: ValidationError, origin: str) -> str:
     path = ".".join(parts) or "the recipe"
     match first["type"]:
         case "unexpected_keyword_argument":
-            return f"{origin}: unknown key {path}{_near(parts[-1], first['loc'])}"
+            return f"{origin}: unknown key {path}{_near(parts[-1])}"
         case "missing" | "missing_argument":
             return f"{origin}: {path} is missing; set it in the recipe"
         case "value_error":
@@ -195,7 +195,7 @@ def _sentence(error: ValidationError, origin: str) -> str:
             return f"{origin}: {path} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}; change it"
 
 
-def _near(key: str, loc: tuple[Any, ...]) -> str:
+def _near(key: str) -> str:
     names = {f.name for section in _SECTIONS if is_dataclass(section) for f in fields(section)}
     close = difflib.get_close_matches(key, names, n=1)
     return f" (did you mean {close[0]}?)" if close else "; take it out, or see the docs for the keys of this section"

@@ -44,10 +44,8 @@ def llama():
 
 
 @pytest.fixture(scope="module")
-def stories(shared_data):
-    folder = shared_data / "stories260K"
-    if not folder.is_dir():
-        pytest.skip("no stories260K beside the checkout")
+def stories(real):
+    folder = real("stories260K")
     llama2c = load_llama2c()
     return HuggingFaceLM(llama2c.load(folder / "stories260K.bin"), eos=1), llama2c.vocabulary(
         folder / "tok512.bin", 512

@@ -10,21 +10,17 @@ import pytest
 from freenergy.base.ngram import NgramLM
 from freenergy.sequences import Continuations
 
-FOLDER = (Path(__file__).parents[2] / ".." / "shared" / "data" / "ptb").resolve()
 EOS = 0
 
 
-def sentences(split: str) -> list[list[str]]:
-    path = FOLDER / f"ptb.{split}.txt.gz"
-    if not path.exists():
-        pytest.skip("the Penn Treebank is not in ../shared/data/ptb")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+def sentences(folder: Path, split: str) -> list[list[str]]:
+    with gzip.open(folder / f"ptb.{split}.txt.gz", "rt", encoding="utf-8") as file:
         return [line.split() for line in file]
 
 
 @pytest.mark.slow
-def test_perplexity_is_the_published_one() -> None:
-    train, test = sentences("train"), sentences("test")
+def test_perplexity_is_the_published_one(real) -> None:
+    train, test = (sentences(real("ptb"), split) for split in ("train", "test"))
     words = sorted({word for sentence in train for word in sentence})
     ids = {word: i for i, word in enumerate(words, 1)}
     documents = [[*(ids[word] for word in sentence), EOS] for sentence in train]

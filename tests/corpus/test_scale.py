@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +10,10 @@ import pytest
 from freenergy.corpus import BytePairTokenizer, Corpus, CorpusSettings, count_words_and_bytes, prepare
 from freenergy.progress import Silent
 
-DATA = (Path(__file__).parents[2] / ".." / "shared" / "data").resolve()
-
 
 @pytest.mark.slow
-def test_wikitext(tmp_path):
-    folder = DATA / "wikitext-2-raw"
-    if not folder.is_dir():
-        pytest.skip("WikiText-2 is not on this machine")
+def test_wikitext(real, tmp_path):
+    folder = real("wikitext-2-raw")
     files = {"train": "valid.raw.gz", "validation": "test.raw.gz"}
     settings = CorpusSettings(train="a", validation="b", document_start="^ = [^=]", prefix=0, ending="eos")
     sources = {split: [folder / name] for split, name in files.items()}

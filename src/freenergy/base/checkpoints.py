@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.errors import UserError
-from freenergy.storage import file_hash, fingerprint, read_json, room_on_disk, whole
+from freenergy.storage import file_hash, fingerprint, read_json, whole
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -87,7 +87,7 @@ def save_checkpoint(model: PreTrainedModel, folder: Path, *, eos: int, tokenizer
     model.config.eos_token_id = eos
     if model.generation_config is not None:
         model.generation_config.eos_token_id = eos
-    with whole(folder) as aside, room_on_disk(folder):
+    with whole(folder) as aside:
         model.save_pretrained(aside, safe_serialization=True)
         if tokenizer is not None:
             tokenizer.save(aside)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from freenergy.base.opening import RECORD, locate_model, open_base
 from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
@@ -20,14 +20,19 @@ from freenergy.training.settings import TrainedBase
 def _plan(run: Run, progress: Progress) -> Plan:
     settings = run.recipe.base
     inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings)}
+    checkpoint = None
     match settings:
-        case TrainedBase(start=start) if start:
-            inputs["checkpoint"] = _checkpoint(start, progress)
+        case TrainedBase(start=name) | PretrainedBase(path=name) if name:
+            checkpoint = _checkpoint(name, progress)
+            inputs["checkpoint"] = checkpoint.fingerprint
         case TrainedBase(preset=name):
             inputs["preset"] = _preset(name)
-        case PretrainedBase(path=path):
-            inputs["checkpoint"] = _checkpoint(path, progress)
-    return Plan(inputs, partial(_work, run))
+    return Plan(inputs, partial(_work, run, checkpoint))
+
+
+class _Checkpoint(NamedTuple):
+    path: Path
+    fingerprint: str
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -36,33 +41,37 @@ def _preset(name: str) -> dict[str, Any]:
     return asdict(preset(name))
 
 
-def _checkpoint(name: str, progress: Progress) -> str:
+def _checkpoint(name: str, progress: Progress) -> _Checkpoint:
     from freenergy.base.checkpoints import checkpoint_fingerprint
 
-    return checkpoint_fingerprint(locate_model(name, progress))
+    path = locate_model(name, progress).resolve()
+    return _Checkpoint(path, checkpoint_fingerprint(path))
 
 
-def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: Run, checkpoint: _Checkpoint | None, folder: Path, progress: Progress) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
     match run.recipe.base:
         case TrainedBase() as settings:
-            summary = _train(settings, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
+            start = checkpoint.path if checkpoint else None
+            summary = _train(settings, start, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
         case NgramBase(order=order):
             summary = _count(order, corpus, folder, progress)
-        case PretrainedBase(path=path):
-            summary = _find(path, corpus, folder, progress)
+        case PretrainedBase():
+            assert checkpoint is not None, "planned above"
+            summary = _find(checkpoint, corpus, folder)
         case RemoteBase() as remote:
             summary = _reach(remote, corpus, folder)
     return {"kind": run.recipe.base.kind, "tokenizer": corpus.tokenizer.fingerprint, **summary}
 
 
-def _train(settings: TrainedBase, corpus: Corpus, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
+def _train(
+    settings: TrainedBase, start: Path | None, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
+) -> dict[str, Any]:
     from freenergy.base.checkpoints import checkpoint_fingerprint, save_checkpoint
     from freenergy.training.language_model import train_language_model, training_summary
 
     training = folder / "training"
     if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on
-        start = locate_model(settings.start, progress) if settings.start else None
         model = train_language_model(settings, corpus, start, training, rng, progress)
         save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
         name = checkpoint_fingerprint(folder / "model")
@@ -92,20 +101,19 @@ def _count(order: int, corpus: Corpus, folder: Path, progress: Progress) -> dict
     return {"order": order, "fingerprint": lm.fingerprint}
 
 
-def _find(name: str, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
-    from freenergy.base.checkpoints import check_tokenizer, checkpoint_fingerprint
+def _find(checkpoint: _Checkpoint, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    from freenergy.base.checkpoints import check_tokenizer
     from freenergy.base.huggingface import HuggingFaceLM
 
-    path = locate_model(name, progress).resolve()
+    path, mark = checkpoint
     check_tokenizer(path, corpus.tokenizer)
     lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos)
     needed = corpus.prefix + corpus.continuation
     if lm.max_length is not None and needed > lm.max_length:
         raise UserError(
             f"windows of {corpus.prefix} + {corpus.continuation} tokens do not fit the {lm.max_length} tokens of "
-            f"{name}: set corpus.prefix or corpus.continuation lower"
+            f"{path}: set corpus.prefix or corpus.continuation lower"
         )
-    mark = checkpoint_fingerprint(path)
     write_json(folder / RECORD, {"kind": "huggingface", "path": str(path), "fingerprint": mark})
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     return {"path": str(path), "parameters": parameters, "fingerprint": mark, "shares_prefix": lm.shares_prefix}

@@ -25,7 +25,6 @@ class TrainingState:
 
     step: int = 0
     best_value: float = float("inf")
-    best_step: int = 0
     validations_since_best: int = 0
 
 

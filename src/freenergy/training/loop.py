@@ -121,7 +121,7 @@ def _validated(task: Task, record: Step, state: TrainingState, best: Path) -> St
         raise _diverged(record.step, f"validation {value}")
     is_best = value < state.best_value
     if is_best:
-        state.best_value, state.best_step, state.validations_since_best = value, record.step, 0
+        state.best_value, state.validations_since_best = value, 0
         save_weights(best, task.module)
     else:
         state.validations_since_best += 1
