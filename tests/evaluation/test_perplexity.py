@@ -54,3 +54,8 @@ def test_the_interval_covers_as_often_as_it_says():
     allowed = 5 * math.sqrt(0.95 * 0.05 / 2000)
     assert abs(coverage(documents, math.exp(2)) - 0.95) < allowed
     assert coverage(tokens, math.exp(2)) < 0.95 - 2 * allowed
+
+
+def test_no_interval_reaches_below_one():
+    measured = ratio(np.array([-0.1, -9.0]), np.array([10.0, 10.0]))
+    assert measured.low == 1.0 < measured.value < measured.high

@@ -8,8 +8,9 @@ over documents (linearised):
 
     r_d = − log P_d − H · n_d,      se² = D/(D − 1) · Σ_d r_d² / (Σ_d n_d)²
 
-and the interval is exp(H ± t · se) with Student's t for D − 1 degrees of freedom, 95 %. Perplexity per token depends on
-the tokenizer; per word and per byte can be compared between tokenizers. A word is counted where it begins.
+and the interval is exp(H ± t · se) with Student's t for D − 1 degrees of freedom, 95 %, never below one. Perplexity per
+token depends on the tokenizer; per word and per byte can be compared between tokenizers. A word is counted where it
+begins.
 """
 
 import math
@@ -116,7 +117,8 @@ def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measure
     r = -log_p - H * n
     se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
     reach = float(student.ppf((1 + _CONFIDENCE) / 2, D - 1)) * se
-    return Measurement(bounded_exp(H), bounded_exp(H - reach), bounded_exp(H + reach))
+    # no text has a probability above one, so no interval need reach below a perplexity of one
+    return Measurement(bounded_exp(H), bounded_exp(max(H - reach, 0.0)), bounded_exp(H + reach))
 
 
 def bounded_exp(nats: float) -> float | None:
