@@ -16,10 +16,20 @@ if TYPE_CHECKING:
     from freenergy.base.tabular import TabularLM
     from freenergy.config import Recipe, load_recipe
     from freenergy.corpus import Corpus, Tokenizer
+    from freenergy.energies.bit import Bit
+    from freenergy.energies.log_ratio import LogRatio
+    from freenergy.energies.ngram_features import NgramFeatures
+    from freenergy.energies.opening import load_energy
+    from freenergy.energies.probe import Probe
+    from freenergy.energies.product import Product
+    from freenergy.energies.unit import Unit
     from freenergy.errors import UserError
     from freenergy.evaluation.perplexity import perplexity
-    from freenergy.pipeline import Run, load_base, run
-    from freenergy.protocols import Draws, Energy, LanguageModel, Truncation
+    from freenergy.joint import JointModel
+    from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+    from freenergy.partition import certified_gain, effective_sample_size
+    from freenergy.pipeline import Run, load, load_base, run
+    from freenergy.protocols import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
     from freenergy.randomness import Rng
     from freenergy.resources import fetch
     from freenergy.sequences import Continuations, Sequences, SequenceSpace
@@ -27,51 +37,87 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BinaryNCE": "freenergy.objectives",
+    "Bit": "freenergy.energies.bit",
+    "ConditionalNCE": "freenergy.objectives",
     "Continuations": "freenergy.sequences",
     "Corpus": "freenergy.corpus",
     "Draws": "freenergy.protocols",
     "Energy": "freenergy.protocols",
     "HuggingFaceLM": "freenergy.base.huggingface",
+    "JointModel": "freenergy.joint",
     "LanguageModel": "freenergy.protocols",
+    "LogRatio": "freenergy.energies.log_ratio",
+    "Loss": "freenergy.protocols",
+    "NegativeSource": "freenergy.protocols",
+    "NgramFeatures": "freenergy.energies.ngram_features",
     "NgramLM": "freenergy.base.ngram",
+    "Objective": "freenergy.protocols",
+    "Probe": "freenergy.energies.probe",
+    "Product": "freenergy.energies.product",
+    "RankingNCE": "freenergy.objectives",
     "Recipe": "freenergy.config",
     "RemoteLM": "freenergy.base.remote",
     "Rng": "freenergy.randomness",
     "Run": "freenergy.pipeline",
+    "Scores": "freenergy.protocols",
     "SequenceSpace": "freenergy.sequences",
     "Sequences": "freenergy.sequences",
     "TabularLM": "freenergy.base.tabular",
     "Tokenizer": "freenergy.corpus",
     "Truncation": "freenergy.protocols",
+    "Unit": "freenergy.energies.unit",
     "UserError": "freenergy.errors",
+    "certified_gain": "freenergy.partition",
+    "effective_sample_size": "freenergy.partition",
     "fetch": "freenergy.resources",
+    "load": "freenergy.pipeline",
     "load_base": "freenergy.pipeline",
+    "load_energy": "freenergy.energies.opening",
     "load_recipe": "freenergy.config",
     "perplexity": "freenergy.evaluation.perplexity",
     "run": "freenergy.pipeline",
 }
 
 __all__ = [
+    "BinaryNCE",
+    "Bit",
+    "ConditionalNCE",
     "Continuations",
     "Corpus",
     "Draws",
     "Energy",
     "HuggingFaceLM",
+    "JointModel",
     "LanguageModel",
+    "LogRatio",
+    "Loss",
+    "NegativeSource",
+    "NgramFeatures",
     "NgramLM",
+    "Objective",
+    "Probe",
+    "Product",
+    "RankingNCE",
     "Recipe",
     "RemoteLM",
     "Rng",
     "Run",
+    "Scores",
     "SequenceSpace",
     "Sequences",
     "TabularLM",
     "Tokenizer",
     "Truncation",
+    "Unit",
     "UserError",
     "__version__",
+    "certified_gain",
+    "effective_sample_size",
     "fetch",
+    "load",
     "load_base",
+    "load_energy",
     "load_recipe",
     "perplexity",
     "run",

@@ -17,14 +17,27 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 
 from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
+from freenergy.energies.settings import (
+    BitEnergy,
+    EnergySettings,
+    LogRatioEnergy,
+    NgramEnergy,
+    ProbeEnergy,
+    ProductEnergy,
+    SavedEnergy,
+    UnitEnergy,
+)
 from freenergy.errors import UserError
+from freenergy.negatives.settings import BaseNegatives, InfilledNegatives, NegativeSettings
+from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
 from freenergy.randomness import Rng
 from freenergy.resources import RESOURCES
-from freenergy.training.settings import Optimisation, TrainedBase
+from freenergy.training.settings import PRESETS, EnergyTraining, Optimisation, TrainedBase
 
 RECIPES = Path(__file__).parent / "recipes"
 _LONGEST_NAME, _LONGEST_PATH = 100, 1000
 _DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
+_UNIONS = ("tokenizer", "base", "energy", "objective")
 
 
 @final
@@ -35,10 +48,17 @@ class EvaluationSettings:
     split: Literal["train", "validation", "test"] = "test"
     windows: int = 400
     samples: int = 3  # continuations shown, each of another held-out prefix
+    candidates: int = 256  # n of the certificate, the true continuation among them
+    certified_windows: int = 100  # on which the joint model is measured
 
     def __post_init__(self) -> None:
         if self.windows < 1 or self.samples < 0:
             raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
+        if self.candidates < 2 or self.certified_windows < 1:
+            raise UserError(
+                f"candidates is {self.candidates} and certified_windows {self.certified_windows}: set them to at least "
+                "2 and 1, since one candidate certifies nothing"
+            )
 
 
 @final
@@ -56,6 +76,9 @@ class Recipe:
     base: Annotated[TrainedBase | NgramBase | PretrainedBase | RemoteBase, Field(discriminator="kind")] = field(
         default_factory=TrainedBase
     )
+    negatives: NegativeSettings = field(default_factory=NegativeSettings)
+    energy: Annotated[EnergySettings, Field(discriminator="kind")] | None = None  # none: the base alone is measured
+    training: EnergyTraining = field(default_factory=EnergyTraining)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
     def __post_init__(self) -> None:
@@ -78,8 +101,11 @@ class Recipe:
 
 _SECTIONS: tuple[type, ...] = (
     Recipe, CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, TrainedBase, NgramBase,
-    PretrainedBase, RemoteBase, Optimisation, EvaluationSettings,
+    PretrainedBase, RemoteBase, Optimisation, EvaluationSettings, NegativeSettings, BaseNegatives, InfilledNegatives,
+    UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, SavedEnergy, ProductEnergy, EnergyTraining,
+    BinaryNCE, RankingNCE, ConditionalNCE,
 )  # fmt: skip
+_KINDS = {f.default for section in _SECTIONS for f in fields(section) if f.name == "kind"}
 for _section in _SECTIONS:
     with_config(ConfigDict(extra="forbid", strict=True))(_section)
 _ADAPTER = TypeAdapter(Recipe)
@@ -101,7 +127,7 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
 
 def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
     """Check a table of settings."""
-    table = dict(table)
+    table = _with_presets(dict(table))
     for section, kind in _DEFAULT_KINDS.items():
         if isinstance(table.get(section), dict):
             table[section] = {"kind": kind, **table[section]}
@@ -110,6 +136,19 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
         return _ADAPTER.validate_json(json.dumps(table, default=str))
     except ValidationError as error:
         raise UserError(_sentence(error, origin)) from None
+
+
+def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
+    """Fill in ``preset = NAME`` of optimisation sections; keys beside it win."""
+    table = {key: _with_presets(value) if isinstance(value, dict) else value for key, value in table.items()}
+    for key in ("optimisation", "masked"):
+        section = table.get(key)
+        if isinstance(section, dict) and "preset" in section:
+            name = section.pop("preset")
+            if name not in PRESETS:
+                raise UserError(f"there is no optimisation preset {name!r}: choose one of {', '.join(PRESETS)}")
+            table[key] = PRESETS[name] | section
+    return table
 
 
 def recipes() -> dict[str, str]:
@@ -178,8 +217,9 @@ def _change(table: dict[str, Any], change: str) -> None:
 def _sentence(error: ValidationError, origin: str) -> str:
     """The first complaint of pydantic, as one sentence with the path of the key."""
     first = error.errors()[0]
-    # the second part of the path in these sections is the kind that was matched, not a key
-    parts = [str(part) for i, part in enumerate(first["loc"]) if not (i == 1 and first["loc"][0] in _DEFAULT_KINDS)]
+    # after these keys, and in their lists, the path names the kind that was matched, which is no key
+    before = ["", *first["loc"]]
+    parts = [str(part) for last, part in zip(before, first["loc"], strict=False) if not _names_kind(last, part)]
     path = ".".join(parts) or "the recipe"
     match first["type"]:
         case "unexpected_keyword_argument":
@@ -193,6 +233,10 @@ def _sentence(error: ValidationError, origin: str) -> str:
         case _:
             shown = repr(first["input"])[:60]
             return f"{origin}: {path} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}; change it"
+
+
+def _names_kind(last: str | int, part: str | int) -> bool:
+    return part in _KINDS and (last in _UNIONS or isinstance(last, int))
 
 
 def _near(key: str) -> str:

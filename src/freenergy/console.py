@@ -89,6 +89,10 @@ def show_stage(result: StageResult) -> None:
     match result.name:
         case "corpus":
             _show_corpus(result.summary)
+        case "negatives":
+            _show_negatives(result.summary)
+        case "energy":
+            _show_energy(result.summary)
         case "base":
             facts = [f"{key.replace('_', ' ')} {_short(value)}" for key, value in result.summary.items()]
             _OUT.print("  " + escape(", ".join(facts)))
@@ -108,7 +112,51 @@ def _show_corpus(summary: dict[str, Any]) -> None:
         _OUT.print(f"[dim]…{escape(_tail(example['prefix']))}[/dim] ▸[bold]{escape(example['continuation'])}[/bold]\n")
 
 
+def _show_negatives(summary: dict[str, Any]) -> None:
+    for split in ("train", "validation"):
+        if split in summary:
+            _OUT.print(f"  {split}: {summary[split]['per_prefix']} each for {summary[split]['windows']:,} prefixes")
+    if summary["relative_to_another_law"]:
+        _OUT.print("  not all are the base's own: the energy's optimum is relative to their law")
+
+
+def _show_energy(summary: dict[str, Any]) -> None:
+    for part in summary["parts"]:
+        facts = [f"{key.replace('_', ' ')} {_short(value)}" for key, value in part.items() if key not in ("tried",)]
+        _OUT.print("  " + escape(", ".join(facts)))
+    held_out = summary["validation"]
+    _OUT.print(
+        f"  validation: certified gain {held_out['certified_gain']:.2f} ± {held_out['gain_error']:.2f} nats a sequence "
+        f"with {held_out['candidates']:.0f} candidates, right on {100 * held_out['pair_accuracy']:.1f} % of pairs, "
+        f"energies {held_out['energy_data']:+.2f} on text and {held_out['energy_noise']:+.2f} on draws "
+        f"± {held_out['spread']:.2f}"
+    )
+
+
+def _show_joint(joint: dict[str, Any]) -> None:
+    rows = []
+    for name, key, unit in (
+        ("base, perplexity per token", "base", ""),
+        ("joint, certified perplexity", "certified", ""),
+        ("certified gain", "nats_per_sequence", " nats a sequence"),
+        ("less perplexity", "percent", " %"),
+    ):
+        value, low, high = (joint[key][end] for end in ("value", "low", "high"))
+        interval = "–" if low is None or high is None else f"{low:.4g} – {high:.4g}{unit}"
+        rows.append([name, "–" if value is None else f"{value:.4g}{unit}", interval])
+    where = f"{joint['candidates']} candidates, {joint['windows']} windows of {joint['documents']} documents"
+    show_table(f"Base and joint model on the same text ({where})", ["", "value", "95 % interval"], rows)
+    _OUT.print(
+        f"  right on {100 * joint['pair_accuracy']:.1f} % of pairs of text and draw; effective draws "
+        f"{joint['ess']:.1f} of {joint['candidates'] - 1}; at most {joint['ceiling_percent']:.1f} % can be certified"
+    )
+    if joint["note"]:
+        _OUT.print(f"  {joint['note']}")
+
+
 def _show_evaluation(summary: dict[str, Any]) -> None:
+    if "joint" in summary:
+        _show_joint(summary["joint"])
     report = summary["base"]["perplexity"]
     rows = []
     for unit in ("token", "word", "byte"):
@@ -121,6 +169,8 @@ def _show_evaluation(summary: dict[str, Any]) -> None:
     for sample in summary["samples"]:
         _OUT.print(f"[dim]…{escape(_tail(sample['prefix']))}[/dim]")
         _OUT.print(f"  [bold]base [/bold] {escape(sample['base'])}")
+        if "joint" in sample:
+            _OUT.print(f"  [bold]joint[/bold] {escape(sample['joint'])}")
         _OUT.print(f"  [bold]human[/bold] {escape(sample['human'])}\n")
 
 

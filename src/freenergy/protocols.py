@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.errors import UserError
@@ -139,4 +139,46 @@ class Energy(Protocol):
 
     def __call__(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """The energy of each continuation."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """All that an objective sees of continuations: numbers, never networks."""
+
+    energy: Float[Tensor, "batch num"]
+    log_ratio: Float[Tensor, "batch num"] | None = None  # log P_LM − log noise; None where the noise is P_LM
+
+    @property
+    def logit(self) -> Float[Tensor, "batch num"]:
+        """log of model over noise, P_LM·exp(−E) / noise, in float64."""
+        residual = -self.energy.double()
+        return residual if self.log_ratio is None else residual + self.log_ratio.double()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A number to make small, and what a person wants to know beside it."""
+
+    value: Float[Tensor, ""]
+    metrics: dict[str, float]
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What training makes small: one datum against negatives of the same context."""
+
+    def __call__(self, data: Scores, negatives: Scores) -> Loss:
+        """Data [B, 1] and negatives [B, K]."""
+        ...
+
+
+@runtime_checkable
+class NegativeSource(Protocol):
+    """Where contrast comes from."""
+
+    def draw(self, rows: Int[Tensor, " batch"], data: Continuations, num: int, rng: Rng) -> Draws:
+        """``num`` negatives for each window: ``rows`` number the windows, ``data`` [B, 1] are their true texts."""
         ...

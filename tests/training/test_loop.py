@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from freenergy import Rng, UserError
+from freenergy.protocols import Loss
 from freenergy.storage import file_hash
 from freenergy.training.language_model import Blocks
-from freenergy.training.loop import fit
+from freenergy.training.loop import Validation, fit
 from freenergy.training.settings import Optimisation
 
 
@@ -28,12 +29,12 @@ class Quadratic:
     def loss(self, step, micro, rng):
         first = ((step - 1) * self.accumulate + micro) * self.micro_size % 64
         x = self.data[first : first + self.micro_size]
-        return ((self.module(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        return Loss(((self.module(x) - x.sum(1, keepdim=True)) ** 2).mean(), {"first": float(first)})
 
     def validate(self):
         if self.validations is not None:
-            return self.validations.pop(0)
-        return float(((self.module(self.data) - self.data.sum(1, keepdim=True)) ** 2).mean())
+            return Validation(self.validations.pop(0))
+        return Validation(((self.module(self.data) - self.data.sum(1, keepdim=True)) ** 2).mean().item())
 
 
 def weights(task):
@@ -59,9 +60,10 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path):
     torch.testing.assert_close(weights(one), weights(four), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
 @pytest.mark.parametrize("stop", [1, 7, 10, 23])
-def test_a_stopped_run_ends_with_the_same_bits(tmp_path, stop):
-    settings = Optimisation(steps=30, validate_every=10, checkpoint_seconds=0.0)
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path, stop, ema):
+    settings = Optimisation(steps=30, validate_every=10, checkpoint_seconds=0.0, ema=ema)
     whole = Quadratic(dropout=0.3)
     list(fit(whole, settings, tmp_path / "whole", Rng(4)))
     for _, record in zip(range(stop), fit(Quadratic(dropout=0.3), settings, tmp_path / "cut", Rng(4)), strict=False):
@@ -99,10 +101,35 @@ def test_early_stopping_keeps_the_best_weights(tmp_path):
     assert torch.equal(weights(task), seen[4])
 
 
+def test_metrics_are_means_over_micro_batches(tmp_path):
+    task = Quadratic(micro_size=2, accumulate=4)
+    settings = Optimisation(steps=3, batch_size=8, accumulate=4, validate_every=3)
+    assert [record.metrics for record in fit(task, settings, tmp_path, Rng(0))] == [
+        {"first": 3.0}, {"first": 11.0}, {"first": 19.0}
+    ]  # fmt: skip
+
+
+def test_the_average_of_weights_is_what_is_validated_and_kept(tmp_path):
+    """θ̄ by hand from the weights after every step; the steps themselves are those without an average."""
+    settings = {"steps": 12, "validate_every": 12, "learning_rate": 0.05, "warmup": 0}
+    plain, averaged = Quadratic(), Quadratic()
+    mean = weights(plain)
+    for record in fit(plain, Optimisation(**settings), tmp_path / "plain", Rng(0)):
+        d = min(0.7, (1 + record.step) / (10 + record.step))
+        mean = d * mean + (1 - d) * weights(plain)
+        last = record
+    *_, record = fit(averaged, Optimisation(**settings, ema=0.7), tmp_path / "averaged", Rng(0))
+    torch.testing.assert_close(weights(averaged), mean, atol=1e-6, rtol=0)
+    assert record.loss == last.loss
+    assert record.validation == averaged.validate().value != last.validation
+
+
 def test_divergence_is_one_sentence_and_keeps_the_checkpoint(tmp_path):
     task = Quadratic()
     healthy = task.loss
-    task.loss = lambda step, micro, rng: healthy(step, micro, rng) * (math.nan if step == 5 else 1)
+    task.loss = lambda step, micro, rng: (
+        Loss(torch.tensor(math.nan, requires_grad=True), {}) if step == 5 else healthy(step, micro, rng)
+    )
     with pytest.raises(UserError, match=r"diverged at step 5.*lower the learning rate"):
         list(fit(task, Optimisation(steps=9, validate_every=2), tmp_path, Rng(0)))
     assert (tmp_path / "checkpoint.safetensors").exists()

@@ -10,7 +10,7 @@ from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import LanguageModel
 from freenergy.resources import cache_folder, locate
-from freenergy.storage import file_hash, read_json
+from freenergy.storage import file_hash, read_json, write_json
 
 RECORD = "base.json"
 API_KEY = "FREENERGY_API_KEY"
@@ -60,3 +60,17 @@ def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
             )
         case other:
             raise UserError(f"{folder / RECORD} names a base of kind {other!r}: run the base stage again")
+
+
+def save_base(lm: LanguageModel, folder: Path) -> None:
+    """Write a language model so that ``open_base`` finds it in ``folder``; of a served one only its address."""
+    match type(lm).__name__:
+        case "HuggingFaceLM" | "NgramLM":
+            lm.save_pretrained(folder / "base")  # type: ignore[attr-defined]
+            kind = "ngram" if type(lm).__name__ == "NgramLM" else "huggingface"
+            write_json(folder / RECORD, {"kind": kind, "path": "base"})
+        case "RemoteLM":
+            names = ("url", "model", "max_length", "most_log_probs", "stops", "timeout_seconds")
+            write_json(folder / RECORD, {"kind": "remote", "settings": {name: getattr(lm, name) for name in names}})
+        case other:
+            raise UserError(f"a base of class {other} cannot be saved: save one of HuggingFaceLM, NgramLM, RemoteLM")

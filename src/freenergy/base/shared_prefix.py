@@ -1,12 +1,14 @@
-"""One copy of the prefix's keys and values for N continuations, inside transformers' own interfaces.
+"""Attention that we decide: one copy of the prefix for N continuations, and rows that see both ways.
 
     softmax([q·K_p, q·K_x]) · [V_p; V_x]  =  w · softmax(q·K_p)·V_p  +  (1 − w) · softmax(q·K_x)·V_x,
     w = sigmoid(logsumexp(q·K_p) − logsumexp(q·K_x))
 
 Attention over prefix and continuation splits exactly into two parts, so the prefix part [B] is never expanded to the
-B × N rows of the continuations. The attention function is registered with transformers' ``AttentionInterface`` and
-the preallocated continuation cache is one of its ``Cache`` classes; any model that fetches its attention there can
-use them.
+B × N rows of the continuations. The rows are causal, or they see every real token of their own in both directions;
+then the prefix, too, may be read in both directions, and what its layers computed is recorded for the continuations.
+
+The attention function is registered with transformers' ``AttentionInterface`` and the preallocated continuation cache
+is one of its ``Cache`` classes; any model that fetches its attention there can use them.
 
 Legend: B contexts, N continuations of each, R = B·N rows, H heads in K groups of G (grouped-query), P prefix tokens,
 S new tokens, T continuation tokens so far, D head width.
@@ -15,7 +17,8 @@ S new tokens, T continuation tokens so far, D head width.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, final
 
 import torch
@@ -25,7 +28,10 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 NAME = "freenergy_shared_prefix"
-_HANDLED = {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "is_causal"}
+_HANDLED = {
+    "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "is_causal",
+    "deterministic",
+}  # fmt: skip
 
 
 @final
@@ -44,20 +50,67 @@ class Prefix:
         return cls([layer.keys for layer in layers], [layer.values for layer in layers], lengths)
 
 
-_ACTIVE: ContextVar[Prefix | None] = ContextVar("freenergy_prefix", default=None)
+@final
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Which attention is active: what stands before the rows, and what a row sees of itself."""
+
+    prefix: Prefix | None = None
+    lengths: Int[Tensor, " R"] | None = None  # of rows that see both ways; None is causal
+    memory: Prefix | None = None  # takes up the keys and values of this reading
+    calls: Iterator[int] = field(default_factory=count)  # layers by the order of their calls: encoders number none
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a layer asks of its attention besides a product of queries and keys."""
+
+    window: int | None
+    softcap: float | None
+    dropout: float
+
+
+_ACTIVE: ContextVar[_Reading | None] = ContextVar("freenergy_reading", default=None)
 
 
 @contextmanager
-def attending_to(prefix: Prefix, model: PreTrainedModel) -> Iterator[None]:
-    """Within this block the model's attention reads ``prefix`` before the tokens that it is given."""
+def _active(model: PreTrainedModel, reading: _Reading) -> Iterator[None]:
     stock = model.config._attn_implementation
-    token = _ACTIVE.set(prefix)
+    token = _ACTIVE.set(reading)
     model.set_attn_implementation(NAME)
     try:
         yield
     finally:
         model.set_attn_implementation(stock)
         _ACTIVE.reset(token)
+
+
+@contextmanager
+def attending_to(prefix: Prefix, model: PreTrainedModel) -> Iterator[None]:
+    """Within this block one call of the model reads ``prefix`` before its causal rows."""
+    with _active(model, _Reading(prefix)):
+        yield
+
+
+@contextmanager
+def seeing_both_ways(
+    model: PreTrainedModel, lengths: Int[Tensor, " R"], *, after: Prefix | None = None
+) -> Iterator[None]:
+    """Within this block one call of the model sees every real token of a row from every other.
+
+    ``lengths`` are those of the rows, padding is masked; the rows also see all of the prefix that they come ``after``.
+    """
+    with _active(model, _Reading(after, lengths)):
+        yield
+
+
+@contextmanager
+def remembering(model: PreTrainedModel, lengths: Int[Tensor, " R"]) -> Iterator[Prefix]:
+    """Within this block one call of the model sees both ways, and what its layers compute becomes a ``Prefix``."""
+    memory = Prefix([], [], lengths)
+    with _active(model, _Reading(None, lengths, memory)):
+        yield memory
 
 
 def _attention(
@@ -72,19 +125,24 @@ def _attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls; one query of each row sees its prefix and its own past."""
+    """The attention function that transformers calls; each query sees its prefix and what it may of its own row."""
     strange = {name for name, value in kwargs.items() if value is not None} - _HANDLED
-    if attention_mask is not None or dropout or strange:
-        raise NotImplementedError(f"attention with {sorted(strange) or 'a mask or dropout'}")
-    prefix = _ACTIVE.get()
-    assert prefix is not None, "shared-prefix attention runs inside attending_to"
-    k_p, v_p = prefix.keys[module.layer_idx], prefix.values[module.layer_idx]  # type: ignore[index]
-    (R, H, S, D), (B, K, _, _), T = query.shape, k_p.shape, key.shape[2]
+    if attention_mask is not None or strange:
+        raise NotImplementedError(f"attention with {sorted(strange) or 'a mask'}")
+    reading = _ACTIVE.get()
+    assert reading is not None, "this attention runs inside attending_to, seeing_both_ways or remembering"
+    layer, terms = next(reading.calls), _Terms(sliding_window, softcap, dropout)
+    if reading.memory is not None:
+        reading.memory.keys.append(key)
+        reading.memory.values.append(value)
+    (R, H, S, D), K, T, prefix = query.shape, key.shape[1], key.shape[2], reading.prefix
+    B = R if prefix is None else len(prefix.lengths)
     q = query.reshape(B, R // B, K, H // K, S, D) * (scaling if scaling is not None else D**-0.5)
-    step = torch.arange(T - S, T, device=query.device)  # place of each new token in its continuation
-    out_p, mass_p = _over_prefix(q, k_p, v_p, prefix.lengths, step, sliding_window, softcap)
-    out_x, mass_x = _over_continuation(q, key, value, step, sliding_window, softcap)
-    out = torch.lerp(out_x, out_p, torch.sigmoid(mass_p - mass_x))
+    step = torch.arange(T - S, T, device=query.device)  # place of each new token in its row
+    out, mass_x = _over_row(q, key, value, reading.lengths, step, terms)
+    if prefix is not None:
+        out_p, mass_p = _over_prefix(q, prefix.keys[layer], prefix.values[layer], prefix.lengths, step, terms)
+        out = torch.lerp(out, out_p, torch.sigmoid(mass_p - mass_x))
     return out.reshape(R, H, S, -1).transpose(1, 2), None
 
 
@@ -94,44 +152,51 @@ def _over_prefix(
     v: Float[Tensor, "B K P D"],
     lengths: Int[Tensor, " B"],
     step: Int[Tensor, " S"],
-    window: int | None,
-    softcap: float | None,
+    terms: _Terms,
 ) -> tuple[Tensor, Tensor]:
     """All N·G·S queries of a context against one copy of its keys."""
     (B, N, K, G, S, D), P = q.shape, k.shape[2]
     ahead = torch.arange(P, device=q.device) - lengths.view(B, 1)  # −1 is the last token of the context
     seen = (ahead < 0).view(B, 1, P).expand(B, S, P)
-    if window is not None:
-        seen = seen & (step.view(1, S, 1) - ahead.view(B, 1, P) < window)
+    if terms.window is not None:
+        seen = seen & (step.view(1, S, 1) - ahead.view(B, 1, P) < terms.window)
     seen = seen.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
-    out, mass = _part(q.transpose(1, 2).reshape(B, K, N * G * S, D), k, v, seen, softcap)
+    out, mass = _part(q.transpose(1, 2).reshape(B, K, N * G * S, D), k, v, seen, terms)
     return out.view(B, K, N, G, S, -1).transpose(1, 2), mass.view(B, K, N, G, S, 1).transpose(1, 2)
 
 
-def _over_continuation(
+def _over_row(
     q: Float[Tensor, "B N K G S D"],
     k: Float[Tensor, "R K T D"],
     v: Float[Tensor, "R K T D"],
+    lengths: Int[Tensor, " R"] | None,
     step: Int[Tensor, " S"],
-    window: int | None,
-    softcap: float | None,
+    terms: _Terms,
 ) -> tuple[Tensor, Tensor]:
-    """Every row against its own keys."""
+    """Every row against its own keys: its past, or all its real tokens; a window is as wide to both sides."""
     (B, N, K, G, S, D), T = q.shape, k.shape[2]
-    back = step.view(S, 1) - torch.arange(T, device=q.device)
-    seen = (back >= 0) & (back < (window or T + 1))
-    out, mass = _part(q.reshape(B * N, K, G * S, D), k, v, seen.repeat(G, 1), softcap)
+    place = torch.arange(T, device=q.device)
+    back = step.view(S, 1) - place
+    if lengths is None:
+        seen = ((back >= 0) & (back < (terms.window or T + 1))).repeat(G, 1)
+    else:
+        near = (back.abs() < (terms.window or T + 1)).repeat(G, 1)
+        seen = near & (place < lengths.view(-1, 1)).view(-1, 1, 1, T)
+    out, mass = _part(q.reshape(B * N, K, G * S, D), k, v, seen, terms)
     return out.view(B, N, K, G, S, -1), mass.view(B, N, K, G, S, 1)
 
 
-def _part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
+def _part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
     """Attention over one part, and the log of its share of the softmax's denominator."""
     scores = q @ k.transpose(-1, -2)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    if terms.softcap is not None:
+        scores = terms.softcap * torch.tanh(scores / terms.softcap)
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)  # finite: a part with nothing to see has weight 0
     mass = scores.logsumexp(-1, keepdim=True)
-    return (scores - mass).exp() @ v, mass
+    weights = (scores - mass).exp()
+    if terms.dropout:  # the parts' weights are those of the whole up to a factor, so this is dropout on the whole
+        weights = torch.nn.functional.dropout(weights, terms.dropout)
+    return weights @ v, mass
 
 
 AttentionInterface.register(NAME, _attention)

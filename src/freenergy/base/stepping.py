@@ -68,10 +68,12 @@ def in_chunks(
     truncation: Truncation,
     *,
     rows: int,
+    draw: Callable[..., Draws] = ancestral,
 ) -> Draws:
     """Ancestral sampling with at most ``rows`` continuations at once.
 
-    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates.
+    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates;
+    ``draw`` samples with it as ``ancestral`` does, and may look on.
     Candidates own their randomness, so the size of the chunks changes nothing but memory.
     """
     if num < 1 or len(contexts) < 1:
@@ -83,8 +85,7 @@ def in_chunks(
         make = read(some)
         counts = [(n, min(rows, num - n)) for n in range(0, num, rows)]
         parts = [
-            ancestral(make(k), contexts[some], k, space, rng.shift(contexts=b, candidates=n), truncation)
-            for n, k in counts
+            draw(make(k), contexts[some], k, space, rng.shift(contexts=b, candidates=n), truncation) for n, k in counts
         ]
         chunks.append(Draws.cat(parts, dim=1))
     return Draws.cat(chunks, dim=0)

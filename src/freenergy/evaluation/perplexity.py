@@ -108,17 +108,26 @@ def _measured(
 
 def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:
     """exp(H) with its interval over documents."""
-    D, total = len(log_p), n.sum()
-    if not total:  # text without spaces may begin no word in any window
+    H, reach = rate(-log_p, n)
+    if H is None:
         return Measurement(None, None, None)
-    H = -log_p.sum() / total
-    if D < 2:
+    if reach is None:
         return Measurement(bounded_exp(H), None, None)
-    r = -log_p - H * n
-    se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
-    reach = float(student.ppf((1 + _CONFIDENCE) / 2, D - 1)) * se
     # no text has a probability above one, so no interval need reach below a perplexity of one
     return Measurement(bounded_exp(H), bounded_exp(max(H - reach, 0.0)), bounded_exp(H + reach))
+
+
+def rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> tuple[float | None, float | None]:
+    """Σ amount / Σ n over documents, and how far its 95 % interval reaches to both sides; None where nothing tells."""
+    D, total = len(amount), n.sum()
+    if not total:  # text without spaces may begin no word in any window
+        return None, None
+    H = float(amount.sum() / total)
+    if D < 2:
+        return H, None
+    r = amount - H * n
+    se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
+    return H, float(student.ppf((1 + _CONFIDENCE) / 2, D - 1)) * se
 
 
 def bounded_exp(nats: float) -> float | None:

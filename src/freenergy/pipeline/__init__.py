@@ -1,6 +1,6 @@
 """From a recipe to a run: stages that are done once, go on after a crash, and end with the same bits."""
 
-from freenergy.pipeline.opening import Base, load_base
+from freenergy.pipeline.opening import Base, load, load_base
 from freenergy.pipeline.run import Run, StageResult, run, stages
 
-__all__ = ["Base", "Run", "StageResult", "load_base", "run", "stages"]
+__all__ = ["Base", "Run", "StageResult", "load", "load_base", "run", "stages"]

@@ -1,4 +1,4 @@
-"""Stage ``evaluation``: how good the model is on held-out text, and what it writes."""
+"""Stage ``evaluation``: how good base and joint model are on held-out text, and what they write."""
 
 from dataclasses import asdict
 from functools import partial
@@ -7,11 +7,23 @@ from typing import Any
 
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
+from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.opening import load_energy
+from freenergy.evaluation.certified import CertifiedReport, certify, score_windows
 from freenergy.evaluation.perplexity import perplexity
+from freenergy.negatives.sources import FromBase
+from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.pipeline.energy import MODEL
+from freenergy.pipeline.negatives import BASE_ALONE, identify
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
+from freenergy.protocols import Energy, LanguageModel
 from freenergy.randomness import Rng
+from freenergy.sequences import Continuations
 from freenergy.storage import write_json
+
+_SHARD = 4  # windows whose draws are kept at a time
+_SHOWN = 64  # candidates that a shown continuation of the joint model is chosen from
 
 
 def _plan(run: Run, progress: Progress) -> Plan:
@@ -23,24 +35,59 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
     corpus = Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
+    energy: Energy | None = None
+    summary: dict[str, Any] = {}
+    if run.recipe.energy is not None:
+        energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
+        summary["joint"] = _certified(run, corpus, lm, energy, folder, rng, progress).to_json()
     report = perplexity(lm, corpus, settings.split, settings.windows, rng.child("windows"), progress)
-    windows = corpus.windows(settings.split)
-    chosen = rng.child("samples").permutation(len(windows))[: settings.samples]
-    examples = []
-    if len(chosen):
-        x = windows.continuations(chosen)
-        with progress.track("samples", len(chosen), "windows") as advance:
-            draws = lm.sample(x.contexts, 1, corpus.space, rng.child("draws"))
-            advance(len(chosen))
-        decode = corpus.tokenizer.decode
-        for prefix, human, drawn, log_base in zip(
-            x.contexts.lists(), x.lists(), draws.x.lists(), draws.log_base[:, 0].tolist(), strict=True
-        ):
-            texts = {"prefix": decode(prefix), "human": decode(human[0]), "base": decode(drawn[0])}
-            examples.append({**texts, "log_base": log_base})
-    summary = {"base": {"perplexity": report.to_json()}, "samples": examples}
+    summary |= {"base": {"perplexity": report.to_json()}, "samples": _samples(run, corpus, lm, energy, rng, progress)}
     write_json(folder / "evaluation.json", summary)
     return summary
+
+
+def _certified(
+    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy, folder: Path, rng: Rng, progress: Progress
+) -> CertifiedReport:
+    """Draw n − 1 candidates for each window, score them, and see what is gained."""
+    settings = run.recipe.evaluation
+    windows = corpus.windows(settings.split)
+    rows = rng.child("certified").permutation(len(windows))[: settings.certified_windows]
+    identity: Identity = identify(run, corpus, settings.split, settings.candidates - 1, BASE_ALONE)
+    draws, stream = folder / "draws", rng.child("candidates")
+    source = FromBase(lm, corpus.space, together=type(lm).__name__ != "RemoteLM")
+    write_negatives(draws, rows, windows, source, identity, stream, progress, shard=_SHARD, batch=1)
+    store = NegativeStore.open(draws, identity)
+    numbers = score_windows(lm, energy, windows, store, folder / "scores", progress)
+    return certify(**numbers, documents=windows.documents[store.rows.numpy()])
+
+
+def _samples(
+    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy | None, rng: Rng, progress: Progress
+) -> list[dict[str, Any]]:
+    """Continuations of held-out prefixes: human, the base's first draw, and the joint's choice among many draws."""
+    settings = run.recipe.evaluation
+    windows, decode = corpus.windows(settings.split), corpus.tokenizer.decode
+    chosen = rng.child("samples").permutation(len(windows))[: settings.samples]
+    examples = []
+    with progress.track("samples", len(chosen), "windows") as advance:
+        for b, row in enumerate(chosen.tolist()):
+            x = windows.continuations([row])
+            stream = rng.child("draws").shift(contexts=b)
+            draws = lm.sample(x.contexts, 1 if energy is None else _SHOWN, corpus.space, stream)
+            texts = {"prefix": decode(x.contexts.lists()[0]), "human": decode(x.lists()[0][0])}
+            texts["base"] = decode(draws.x.lists()[0][0])
+            if energy is not None:
+                texts["joint"] = decode(_resampled(energy, draws.x, rng.child("choice", b)))
+            examples.append({**texts, "log_base": draws.log_base[0, 0].item()})
+            advance(1)
+    return examples
+
+
+def _resampled(energy: Energy, x: Continuations, rng: Rng) -> list[int]:
+    """One of the candidates, with probability proportional to exp(−E): Algorithm 1 of Deng et al. (2020)."""
+    E = energies_in_parts(energy, x)
+    return x.lists()[0][int(rng.categorical(-E[0:1]).item())]
 
 
 STAGE = Stage("evaluation", _plan)

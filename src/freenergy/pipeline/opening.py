@@ -5,7 +5,11 @@ from typing import NamedTuple
 
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus, Tokenizer
+from freenergy.energies.opening import load_energy
 from freenergy.errors import UserError
+from freenergy.joint import RECORD as JOINT
+from freenergy.joint import JointModel
+from freenergy.pipeline.energy import MODEL
 from freenergy.pipeline.run import Run
 from freenergy.protocols import LanguageModel
 
@@ -15,6 +19,18 @@ class Base(NamedTuple):
 
     lm: LanguageModel
     tokenizer: Tokenizer
+
+
+def load(folder: str | Path) -> JointModel:
+    """The joint model of a run, or of a folder that ``JointModel.save_pretrained`` has made."""
+    if (Path(folder) / JOINT).is_file():
+        return JointModel.from_pretrained(folder)
+    run = Run.open(folder)
+    if run.recipe.energy is None:
+        raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
+    lm, tokenizer = load_base(folder)
+    run.finished("energy")
+    return JointModel(lm, load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=tokenizer), tokenizer)
 
 
 def load_base(folder: str | Path) -> Base:

@@ -87,11 +87,12 @@ class StageResult:
     was_cached: bool
 
 
-def stages() -> tuple[Stage, ...]:
-    """Every stage, in order."""
-    from freenergy.pipeline import base, corpus, evaluation
+def stages(recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages of a recipe, in order."""
+    from freenergy.pipeline import base, corpus, energy, evaluation, negatives
 
-    return corpus.STAGE, base.STAGE, evaluation.STAGE
+    learned = (negatives.STAGE, energy.STAGE) if recipe.energy is not None else ()
+    return corpus.STAGE, base.STAGE, *learned, evaluation.STAGE
 
 
 def run(
@@ -101,7 +102,7 @@ def run(
 
     The folder is ``runs/NAME`` unless ``out`` names another.
     """
-    chosen = _up_to(stage)
+    chosen = _up_to(stage, recipe)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
     with _alone_in(this.folder), room_on_disk(this.folder):
         sweep(this.folder)
@@ -114,13 +115,15 @@ def run(
             yield _done(each, this, key) or _do(each, plan, this, key, progress)
 
 
-def _up_to(stage: str | None) -> tuple[Stage, ...]:
-    names = [each.name for each in stages()]
+def _up_to(stage: str | None, recipe: Recipe) -> tuple[Stage, ...]:
+    every = stages(recipe)
+    names = [each.name for each in every]
     if stage is None:
-        return stages()
+        return every
     if stage not in names:
-        raise UserError(f"there is no stage {stage!r}: choose one of {', '.join(names)}")
-    return stages()[: names.index(stage) + 1]
+        hint = " (the recipe has no energy)" if stage in ("negatives", "energy") else ""
+        raise UserError(f"there is no stage {stage!r}{hint}: choose one of {', '.join(names)}")
+    return every[: names.index(stage) + 1]
 
 
 def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
@@ -139,13 +142,15 @@ def _do(stage: Stage, plan: Plan, this: Run, key: str, progress: Progress) -> St
     if not begun.is_file() or read_json(begun).get("key") != key:
         _empty(folder)
         write_json(begun, {"key": key})
-    started = time.monotonic()
+    started, worked = time.monotonic(), time.process_time()
     summary = plan.work(folder, progress)
     seconds = time.monotonic() - started
+    cpu_seconds = time.process_time() - worked
     versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     # through JSON, so that a fresh result and a cached one are the same
     summary = json.loads(json.dumps(summary))
-    write_json(folder / _DONE, {"key": key, "summary": summary, "seconds": seconds, "versions": versions})
+    record = {"key": key, "summary": summary, "seconds": seconds, "cpu_seconds": cpu_seconds, "versions": versions}
+    write_json(folder / _DONE, record)
     return StageResult(stage.name, summary, seconds, was_cached=False)
 
 

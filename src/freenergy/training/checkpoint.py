@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from freenergy.errors import UserError
 from freenergy.storage import whole
+from freenergy.training.average import Average
 
 
 @final
@@ -28,23 +29,27 @@ class TrainingState:
     validations_since_best: int = 0
 
 
-def save(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
+def save(
+    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average, state: TrainingState
+) -> None:
     """Write everything that the next step needs."""
     tensors = {f"weight.{name}": weight.detach() for name, weight in module.named_parameters()}
     for name, weight in module.named_parameters():
         for key, moment in optimiser.state.get(weight, {}).items():
             tensors[f"optimiser.{key}.{name}"] = torch.as_tensor(moment)
+    tensors |= {f"average.{name}": weight for name, weight in average.tensors.items()}
     with whole(path) as aside:
         save_file(_contiguous(tensors), aside, metadata={"state": json.dumps(asdict(state))})
 
 
-def restore(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer) -> TrainingState:
+def restore(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average) -> TrainingState:
     """Put weights and moments back in place; the loop's numbers are returned."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             state = TrainingState(**json.loads(file.metadata()["state"]))
         _fill(tensors, module, optimiser)
+        average.tensors = {name: tensors[f"average.{name}"] for name in average.tensors}
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the checkpoint {path} does not belong to this model or is damaged ({type(error).__name__}): "

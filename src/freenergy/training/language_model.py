@@ -23,8 +23,9 @@ from freenergy.base.presets import build, preset, set_dropout
 from freenergy.corpus import Corpus
 from freenergy.errors import UserError
 from freenergy.progress import Progress
+from freenergy.protocols import Loss
 from freenergy.randomness import Rng
-from freenergy.training.loop import fit
+from freenergy.training.loop import Validation, fit
 from freenergy.training.settings import TrainedBase
 
 
@@ -52,18 +53,18 @@ class LanguageModelTask:
         self.micro_size = batch_size // accumulate
         self.accumulate = accumulate
 
-    def loss(self, step: int, micro: int, rng: Rng) -> Tensor:
+    def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """Cross-entropy of one micro-batch."""
         first = ((step - 1) * self.accumulate + micro) * self.micro_size
-        return self._cross_entropy(self.train.rows(first, self.micro_size), self.label_smoothing)
+        return Loss(self._cross_entropy(self.train.rows(first, self.micro_size), self.label_smoothing), {})
 
-    def validate(self) -> float:
+    def validate(self) -> Validation:
         """Mean cross-entropy over the validation stream, in nats a token, without smoothing."""
         total, count = 0.0, self.validation.whole
         for first in range(0, count, self.micro_size):
             rows = self.validation.in_order(first, min(first + self.micro_size, count))
             total += self._cross_entropy(rows, 0.0).item() * len(rows)
-        return total / count
+        return Validation(total / count)
 
     def _cross_entropy(self, rows: Int[Tensor, "rows block_plus_one"], label_smoothing: float) -> Tensor:
         rows = rows.to(self.module.device)

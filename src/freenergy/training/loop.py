@@ -1,6 +1,7 @@
 """One loop trains everything.
 
     g = Σ over micro-batches of ∇ loss / accumulate,    g ← g · min(1, clip / ‖g‖),    θ ← AdamW(θ, g, lr(step))
+    θ̄ ← d·θ̄ + (1 − d)·θ,   d = min(ema, (1 + step) / (10 + step))        (where ema > 0; θ̄ is validated and kept)
 
 A task says what its loss is and how good it is; the loop does the rest and yields a record a step. Step s draws all its
 randomness from ``rng.child("step", s)``, so a killed run goes on from its last checkpoint and ends with the same bits.
@@ -10,18 +11,30 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freenergy.errors import UserError
+from freenergy.protocols import Loss
 from freenergy.randomness import Rng
 from freenergy.storage import write_text
+from freenergy.training.average import Average
 from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights
 from freenergy.training.settings import Optimisation
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The held-out value that early stopping watches, lower is better; and what a person wants to know beside it."""
+
+    value: float
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -33,12 +46,12 @@ class Task(Protocol):
         """The module whose parameters are optimised."""
         ...
 
-    def loss(self, step: int, micro: int, rng: Rng) -> Tensor:
+    def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The mean loss of one micro-batch; data are chosen by step and micro alone."""
         ...
 
-    def validate(self) -> float:
-        """The held-out value that early stopping watches; lower is better."""
+    def validate(self) -> Validation:
+        """How good the module is on held-out data."""
         ...
 
 
@@ -52,7 +65,9 @@ class Step:
     learning_rate: float
     gradient_norm: float
     seconds: float
+    metrics: dict[str, float]
     validation: float | None = None
+    validation_metrics: dict[str, float] = field(default_factory=dict)
     is_best: bool = False
 
 
@@ -62,19 +77,21 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
     ``metrics.jsonl`` in the folder keeps every record.
     """
     optimiser = _optimiser(task.module, settings)
+    average = Average(task.module, settings.ema)
     path, best = folder / "checkpoint.safetensors", folder / "best.safetensors"
-    state = restore(path, task.module, optimiser) if path.exists() else TrainingState()
+    state = restore(path, task.module, optimiser, average) if path.exists() else TrainingState()
     _rewind(folder / "metrics.jsonl", state.step)
     saved_at = time.monotonic()
     while state.step < settings.steps and not _is_exhausted(state, settings):
         state.step += 1
         record = _advance(task, optimiser, settings, state.step, rng)
+        average.update(state.step)
         if state.step % settings.validate_every == 0 or state.step == settings.steps:
-            record = _validated(task, record, state, best)
+            record = _validated(task, record, state, average, best)
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
         if record.validation is not None or time.monotonic() - saved_at > settings.checkpoint_seconds:
-            save(path, task.module, optimiser, state)
+            save(path, task.module, optimiser, average, state)
             saved_at = time.monotonic()
         yield record
     restore_weights(best, task.module)
@@ -96,38 +113,46 @@ def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisatio
     rng = rng.child("step", step)
     task.module.train()
     optimiser.zero_grad()
-    total = 0.0
-    with torch.random.fork_rng():
+    total, metrics = 0.0, dict[str, float]()
+    with torch.random.fork_rng(), _autocast(task.module, settings.precision):
         torch.manual_seed(rng.integer())  # dropout's only source
         for micro in range(settings.accumulate):
-            loss = task.loss(step, micro, rng.child("micro", micro)) / settings.accumulate
-            loss.backward()
-            total += loss.item()
+            loss = task.loss(step, micro, rng.child("micro", micro))
+            (loss.value / settings.accumulate).backward()
+            total += loss.value.item() / settings.accumulate
+            for name, value in loss.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value / settings.accumulate
     norm = nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf).item()
     if not math.isfinite(total + norm):
         raise _diverged(step, f"loss {total}, gradient norm {norm}")
     for group in optimiser.param_groups:
         group["lr"] = settings.learning_rate_at(step)
     optimiser.step()
-    return Step(step, total, settings.learning_rate_at(step), norm, time.monotonic() - begun)
+    return Step(step, total, settings.learning_rate_at(step), norm, time.monotonic() - begun, metrics)
 
 
-def _validated(task: Task, record: Step, state: TrainingState, best: Path) -> Step:
+def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
+    """bfloat16 where it is asked for, or gains: on a GPU. Most CPUs multiply it more slowly than float32."""
+    device = next(module.parameters()).device.type
+    if precision == "bfloat16" or (precision == "auto" and device == "cuda"):
+        return torch.autocast(device, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def _validated(task: Task, record: Step, state: TrainingState, average: Average, best: Path) -> Step:
     """Validate, and keep the weights if they are the best so far."""
     task.module.eval()
-    with torch.no_grad():
-        value = task.validate()
-    if not math.isfinite(value):
-        raise _diverged(record.step, f"validation {value}")
-    is_best = value < state.best_value
-    if is_best:
-        state.best_value, state.validations_since_best = value, 0
-        save_weights(best, task.module)
-    else:
-        state.validations_since_best += 1
-    return Step(
-        record.step, record.loss, record.learning_rate, record.gradient_norm, record.seconds, value, is_best=is_best
-    )
+    with torch.no_grad(), average.in_place():
+        found = task.validate()
+        if not math.isfinite(found.value):
+            raise _diverged(record.step, f"validation {found.value}")
+        is_best = found.value < state.best_value
+        if is_best:
+            state.best_value, state.validations_since_best = found.value, 0
+            save_weights(best, task.module)
+        else:
+            state.validations_since_best += 1
+    return replace(record, validation=found.value, validation_metrics=found.metrics, is_best=is_best)
 
 
 def _diverged(step: int, seen: str) -> UserError:

@@ -7,9 +7,10 @@ inverse_sqrt:  peak · sqrt(warmup / s)
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from freenergy.errors import UserError
+from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -31,6 +32,8 @@ class Optimisation:
     beta2: float = 0.95
     clip: float = 1.0  # largest gradient norm; 0 is off
     validate_every: int = 200
+    ema: float = 0.0  # decay of the average of weights that is validated and kept; 0 keeps the weights themselves
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto is bfloat16 on a GPU
     patience: int = 0  # validations without a better value before stopping; 0 never stops early
     checkpoint_seconds: float = _SECONDS_BETWEEN_CHECKPOINTS
 
@@ -41,7 +44,7 @@ class Optimisation:
         for name in ("warmup", "weight_decay", "clip", "patience", "checkpoint_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 0 or more")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
         if not 0 <= self.final_share <= 1:
@@ -90,3 +93,58 @@ class TrainedBase:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyTraining:
+    """How an energy is trained.
+
+    Energies that are linear in frozen features are fitted by L-BFGS, with the weight decay of ``l2`` that gains most on
+    validation windows; networks take ``optimisation``.
+    """
+
+    objective: BinaryNCE | RankingNCE | ConditionalNCE = field(default_factory=RankingNCE)
+    negatives: int = 4  # of each prefix, in one step of a network
+    l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)  # tried for linear energies
+    energy_l2: float = 0.0  # λ of λ·E², for networks
+    rows: int = 128  # continuations that a network reads at once in validation
+    optimisation: Optimisation = field(
+        default_factory=lambda: Optimisation(learning_rate=1e-4, validate_every=100, patience=5)
+    )
+    masked: Optimisation = field(default_factory=Optimisation)  # for a trunk that first learns to fill masks
+
+    def __post_init__(self) -> None:
+        for name in ("negatives", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if not self.l2 or min(self.l2) < 0:
+            raise UserError(f"l2 is {list(self.l2)}: give at least one number, none below 0")
+        if not 0 <= self.energy_l2 < math.inf:
+            raise UserError(f"energy_l2 is {self.energy_l2}: set it to 0 or more")
+
+
+def _paper(batch_size: int, warmup: int, steps: int, learning_rate: float, clip: float) -> dict[str, Any]:
+    return {
+        "batch_size": batch_size, "warmup": warmup, "steps": steps, "learning_rate": learning_rate, "clip": clip,
+        "weight_decay": 0.0, "beta2": 0.999, "final_share": 0.0,
+    }  # fmt: skip
+
+
+# Table 4 of Deng et al. (2020): Adam with a cosine; its mixed precision is ours on a GPU. A recipe says
+# optimisation.preset = NAME and may change single keys after it.
+PRESETS = {
+    "paper-base-lm": _paper(32, 2_000, 180_000, 1e-4, 10.0),
+    "paper-ralm": _paper(64, 2_000, 180_000, 1e-4, 10.0),
+    "paper-balm": _paper(32, 2_000, 180_000, 1e-4, 10.0),
+    "paper-unit": _paper(64, 2_000, 180_000, 3e-4, 10.0),
+    "paper-bit-base": _paper(60, 2_000, 90_000, 5e-5, 0.25),
+    "paper-bit-large": _paper(64, 2_000, 90_000, 3e-4, 10.0),
+    "paper-base-lm-24l": _paper(50, 2_000, 90_000, 3e-4, 0.25),
+    "paper-ralm-24l": _paper(28, 1_000, 90_000, 1.5e-4, 0.25),
+    "paper-balm-24l": _paper(28, 2_000, 90_000, 3e-4, 0.25),
+    "paper-unit-24l": _paper(64, 2_000, 180_000, 3e-4, 10.0),
+    "paper-bit-base-24l": _paper(60, 2_000, 90_000, 5e-5, 0.25),
+    "paper-bit-med-24l": _paper(32, 2_000, 90_000, 5e-5, 0.25),
+    "paper-bit-large-24l": _paper(20, 2_000, 90_000, 5e-5, 0.25),
+}

@@ -1,0 +1,1 @@
+"""E(c, x): one number a continuation, low where text is likely."""

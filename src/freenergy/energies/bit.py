@@ -1,0 +1,145 @@
+"""An energy that reads prefix and continuation in both directions.
+
+    E(c, x) = w · pool(h(c, x)) + b,      h the last hidden states of a bidirectional network
+
+It is the BiT of Deng et al. (2020). The network is the base's own with the causal mask removed, one that first learned
+to fill masks on the corpus, or a pretrained encoder, which reads text through its own tokenizer (``crossing``).
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from freenergy.base.presets import set_dropout
+from freenergy.corpus import Tokenizer
+from freenergy.energies.crossing import Crossing, no_room
+from freenergy.energies.pooling import Readout
+from freenergy.energies.saving import (
+    copied,
+    fill,
+    headless,
+    network_of,
+    read_record,
+    rebuilt,
+    saved,
+    without_head,
+)
+from freenergy.energies.settings import BitEnergy
+from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+
+
+@final
+class Bit(nn.Module):
+    """Takes ``network`` as its trunk; ``crossed`` counts strings that went through text, ``lost`` what they lost."""
+
+    def __init__(
+        self, settings: BitEnergy, network: PreTrainedModel, *, eos: int, crossing: Crossing | None = None
+    ) -> None:
+        super().__init__()
+        self.settings, self.eos, self.crossing = settings, eos, crossing
+        self.crossed = 0
+        self.lost: Counter[str] = Counter()
+        set_dropout(network, settings.dropout)
+        self.trunk = Trunk(network, "prefix_once" if settings.prefix_once else "bidirectional")
+        self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=network.dtype)
+        self.readout.to(network.device)
+
+    @classmethod
+    def from_base(cls, settings: BitEnergy, base: LanguageModel) -> "Bit":
+        """Begin as a copy of the base, with the causal mask removed."""
+        return cls(settings, copied(without_head(network_of(base, "Bit"))), eos=base.eos)
+
+    @classmethod
+    def from_trunk(cls, settings: BitEnergy, model: PreTrainedModel) -> "Bit":
+        """Begin as a copy of a model that has learned to fill masks."""
+        return cls(settings, copied(without_head(model)), eos=model.config.eos_token_id)
+
+    @classmethod
+    def from_encoder(cls, settings: BitEnergy, folder: str | Path, tokenizer: Tokenizer) -> "Bit":
+        """Begin as a pretrained encoder, which reads the text of the corpus' tokens."""
+        crossing = Crossing.from_folder(tokenizer, Path(folder))
+        return cls(settings, load_encoder(Path(folder)), eos=tokenizer.eos, crossing=crossing)
+
+    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """E(c, x)."""
+        x = readable(x, self.eos, self.trunk.device)
+        energy: Tensor = self.readout(self.trunk(x) if self.crossing is None else self._through_text(x))
+        return energy
+
+    def lossy(self, x: Continuations) -> Bool[Tensor, "B N"]:
+        """Which strings the energy cannot read exactly."""
+        if self.crossing is None:
+            return torch.zeros(x.shape, dtype=torch.bool)
+        losses = self.crossing.together(readable(x, self.eos, torch.device("cpu"))).losses
+        return torch.tensor([bool(lost) for lost in losses], dtype=torch.bool).view(x.shape)
+
+    def _through_text(self, x: Continuations) -> States:
+        assert self.crossing is not None
+        (B, N), device = x.shape, self.trunk.device
+        if self.settings.prefix_once:
+            apart = self.crossing.apart(x)
+            self._count(apart.losses)
+            self._check_fits(int(apart.x.contexts.lengths.max()) + int(apart.x.lengths.max()))
+            states = self.trunk(apart.x.to(device))
+            return States(states.prefix, apart.in_prefix.unsqueeze(1).to(device), states.x, apart.in_x.to(device))
+        together = self.crossing.together(x)
+        self._count(together.losses)
+        self._check_fits(int(together.rows.lengths.max()))
+        whole = self.trunk.whole(together.rows.to(device)).view(B, N, -1, self.trunk.width)
+        return States(whole, together.in_prefix.to(device), whole, together.in_x.to(device))
+
+    def _count(self, losses: list[frozenset[str]]) -> None:
+        self.crossed += len(losses)
+        for lost in losses:
+            self.lost.update(lost)
+
+    def _check_fits(self, needed: int) -> None:
+        if self.trunk.max_length is not None and needed > self.trunk.max_length:
+            raise no_room(needed, self.trunk.max_length)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the energy, whole or not at all; with an encoder's tokenizer where there is one."""
+        special = None if self.crossing is None else self.crossing.special
+        with saved(folder, self, self.settings, self.trunk.network, special=special) as aside:
+            if self.crossing is not None:
+                self.crossing.save(aside / "tokenizer")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Bit":
+        """The energy as it was saved."""
+        record, crossing = read_record(folder), None
+        if record["special"] is not None:
+            crossing = Crossing.from_saved(tokenizer, Path(folder) / "tokenizer", record["special"])
+        energy = cls(BitEnergy(**record["settings"]), rebuilt(folder), eos=base.eos, crossing=crossing)
+        fill(folder, energy)
+        return energy
+
+
+def load_encoder(folder: Path) -> PreTrainedModel:
+    """An encoder in float32: safetensors only, never its own code."""
+    try:
+        loaded: Any = AutoModel.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"{folder} does not load as an encoder ({reason}): fetch it again") from error
+    network, info = loaded
+    lost = sorted(key for key in map(str, [*info["missing_keys"], *info["mismatched_keys"]]) if "pooler" not in key)
+    if lost:
+        raise UserError(f"{folder} lacks {len(lost)} of its weights (the first is {lost[0]}): fetch it again")
+    return headless(network)

@@ -1,0 +1,41 @@
+"""An energy's numbers, looked at before they are used."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.protocols import Energy
+from freenergy.sequences import Continuations
+
+
+def energies_of(energy: Energy, x: Continuations, *, where: str = "") -> Float[Tensor, "B N"]:
+    """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers."""
+    E = energy(x)
+    at = f" in {where}" if where else ""
+    if not isinstance(E, Tensor) or tuple(E.shape) != x.shape:
+        found = f"shape {tuple(E.shape)}" if isinstance(E, Tensor) else f"a {type(E).__name__}"
+        raise UserError(
+            f"the energy {type(energy).__name__} returned {found} for {x.shape[0]} contexts with {x.shape[1]} "
+            f"continuations each{at}: return one number a continuation, shape {x.shape}"
+        )
+    if not torch.isfinite(E).all():
+        b, n = (~torch.isfinite(E)).nonzero()[0].tolist()
+        raise UserError(
+            f"the energy {type(energy).__name__} returned {E[b, n].item()} for continuation {n} of context {b}{at}: "
+            "lower the learning rate if it was trained here, or look at that text"
+        )
+    return E
+
+
+@torch.no_grad()
+def energies_in_parts(energy: Energy, x: Continuations, *, rows: int = 256, where: str = "") -> Float[Tensor, "B N"]:
+    """The same without gradients, at most ``rows`` continuations at once, in float64."""
+    B, N = x.shape
+    contexts = max(1, rows // max(N, 1))
+    parts = []
+    for b in range(0, B, contexts):
+        some = x[b : b + contexts]
+        columns = [some.candidates(slice(n, n + rows)) for n in range(0, N, rows)]
+        parts.append(torch.cat([energies_of(energy, part, where=where).double().cpu() for part in columns], dim=1))
+    return torch.cat(parts) if parts else torch.zeros(B, N, dtype=torch.float64)

@@ -1,0 +1,116 @@
+"""Energies that are linear in frozen features of a continuation.
+
+    E(x) = −w · z(x) − b,      z(x) = clip((φ(x) − μ) / σ, ±10)
+
+φ is fixed, so features are computed once and the fit of w and b is convex (``training.convex``). μ and σ are those of
+the features that it was fitted on, and are saved with w and b. The clip keeps one odd value in unseen text from giving
+an absurd energy.
+
+Legend: F features.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from freenergy.errors import UserError
+from freenergy.sequences import Continuations
+from freenergy.storage import read_json, whole, write_json
+
+CONFIG, ARRAYS = "energy.json", "energy.safetensors"
+_CLIP = 10.0
+
+
+class FeatureEnergy(nn.Module, ABC):
+    """w · φ(x) with a frozen φ that a class below gives; it starts at E = 0."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, settings: Any, names: list[str]) -> None:
+        super().__init__()
+        self.settings = settings
+        self.names = names  # one a feature, for people
+        self.weight = nn.Parameter(torch.zeros(len(names), dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(len(names), dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(len(names), dtype=torch.float64))
+
+    @abstractmethod
+    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
+        """φ(x), float64. ``is_own``: x stands in the training text itself, and must not find itself there."""
+
+    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """E(x)."""
+        return self.energy_of(self.features(x))
+
+    def energy_of(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N"]:
+        """E of continuations whose features are at hand."""
+        z = self.standardised(features.to(self.weight.device)).to(self.weight.dtype)
+        return -(z @ self.weight) - self.bias
+
+    def standardised(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows F"]:
+        """z, in the precision of the features."""
+        mean, scale = (buffer.to(features) for buffer in (self.mean, self.scale))
+        return ((features - mean) / scale).clamp_(-_CLIP, _CLIP)
+
+    def fit_scale(self, *features: Float[Tensor, "_ _ F"]) -> None:
+        """Set μ and σ to those of all given features; a feature that never changes gets σ = 1."""
+        num = sum(part.shape[0] * part.shape[1] for part in features)
+        mean = sum_of(*(part.sum((0, 1), dtype=torch.float64) for part in features)) / num
+        squares = (((part - mean.to(part)) ** 2).sum((0, 1), dtype=torch.float64) for part in features)
+        scale = (sum_of(*squares) / num).sqrt()
+        is_constant = scale <= 1e-9 * (1 + mean.abs())
+        self.mean.copy_(mean)
+        self.scale.copy_(torch.where(is_constant, 1.0, scale))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the energy, whole or not at all."""
+        with whole(Path(folder)) as aside:
+            aside.mkdir()
+            save_file({name: value.contiguous() for name, value in self.state_dict().items()}, aside / ARRAYS)
+            self._save_more(aside)
+            settings = asdict(self.settings)
+            write_json(aside / CONFIG, {"kind": settings["kind"], "settings": settings, "names": self.names})
+
+    def _save_more(self, folder: Path) -> None:
+        """Write what φ needs beside the settings."""
+
+    def _restore(self, folder: Path) -> None:
+        """Read w, b, μ and σ."""
+        path = folder / ARRAYS
+        try:
+            self.load_state_dict(load_file(path))
+        except FileNotFoundError:
+            raise UserError(f"there is no file {path}: copy the whole folder of the energy") from None
+        except SafetensorError as error:
+            raise UserError(f"{path} is damaged ({error}): train the energy again, or copy its folder again") from None
+        except RuntimeError:
+            raise UserError(
+                f"{path} does not fit the energy that {CONFIG} and the base describe: give the base that it was "
+                "trained with"
+            ) from None
+
+
+def read_settings(folder: Path, kind: str) -> dict[str, Any]:
+    """The settings that ``energy.json`` holds, lists as tuples, once it is clear that they are of this kind."""
+    config = read_json(folder / CONFIG)
+    if config.get("kind") != kind or not isinstance(config.get("settings"), dict):
+        raise UserError(
+            f"{folder / CONFIG} describes an energy of kind {config.get('kind')!r}, not {kind!r}: give its folder"
+        )
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in config["settings"].items()}
+
+
+def sum_of(first: Tensor, *rest: Tensor) -> Tensor:
+    """Add tensors up."""
+    for tensor in rest:
+        first = first + tensor
+    return first

@@ -1,0 +1,99 @@
+"""An energy that holds a second language model against the base.
+
+    E(c, x) = α · (log P_LM(x | c) − log Q(x | c)) + w · pool(h_Q(c, x)) + b
+
+Q begins as a copy of the base, so E = 0 at the start; α, Q, w and b learn. With α = 1 and w = b = 0 the joint model is
+Q itself, and log Z = 0. One reading of Q gives both its states and its log-probabilities; the base is read by the same
+code, so that the two agree to the last bit while their weights do.
+"""
+
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from freenergy.base.presets import set_dropout
+from freenergy.base.stepping import sum_tokens
+from freenergy.corpus import Tokenizer
+from freenergy.energies.pooling import Readout
+from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
+from freenergy.energies.settings import LogRatioEnergy
+from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+
+
+@final
+class LogRatio(nn.Module):
+    """``network`` is a Q that was trained before; without it Q is a copy of the base."""
+
+    def __init__(
+        self, settings: LogRatioEnergy, base: LanguageModel, *, network: PreTrainedModel | None = None
+    ) -> None:
+        super().__init__()
+        self.settings, self.eos = settings, base.eos
+        model = network_of(base, "LogRatio")
+        _check_head(model)
+        q = network or copied(model)
+        set_dropout(q, settings.dropout)
+        self.trunk, self.head = Trunk(without_head(q), "causal"), q.get_output_embeddings()
+        self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=q.dtype)
+        self.alpha = nn.Parameter(torch.tensor(settings.alpha, dtype=q.dtype))
+        self.to(q.device)
+        # in a tuple, so that the base is no part of this module: it is neither trained nor saved
+        self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
+
+    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """E(c, x)."""
+        x = readable(x, self.eos, self.trunk.device)
+        states = self.trunk(x)
+        with torch.no_grad():
+            trunk, head = self._base
+            log_base = log_prob(trunk(x), head, x)
+        energy: Tensor = self.alpha * (log_base - log_prob(states, self.head, x)) + self.readout(states)
+        return energy
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the energy, whole or not at all; the base is not in it."""
+        with saved(folder, self, self.settings, self.trunk.network):
+            pass
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "LogRatio":
+        """The energy as it was saved, held against the given base."""
+        settings = LogRatioEnergy(**read_record(folder)["settings"])
+        energy = cls(settings, base, network=rebuilt(folder, with_head=True))
+        fill(folder, energy)
+        return energy
+
+
+def log_prob(states: States, head: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
+    """Σ_t log softmax(head(h_{t−1}))[x_t], where h_0 is the state of the prefix's last token."""
+    B, N, L = x.tokens.shape
+    M, H = states.prefix.shape[1], states.prefix.shape[3]
+    last = (states.prefix_mask.sum(-1) - 1).view(B, M, 1, 1).expand(B, M, 1, H)
+    first = states.prefix.gather(2, last).expand(B, N, 1, H)
+    before = torch.cat([first, states.x], dim=2)[:, :, :L]
+    logits = head(before)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    picked = logits.gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return sum_tokens(picked, x.mask)
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel) -> None:
+    """Refuse a model that does more to its states than one layer before it predicts."""
+    tokens, head = (
+        torch.arange(4, device=model.device).view(1, 4) % model.config.vocab_size,
+        model.get_output_embeddings(),
+    )
+    logits = model(tokens, use_cache=False).logits
+    if head is None or not torch.allclose(head(model.base_model(tokens).last_hidden_state), logits, atol=1e-4):
+        raise UserError(
+            f"{type(model).__name__} does not predict by one linear layer, which a LogRatio energy needs: "
+            'take kind = "unit" or "bit"'
+        )

@@ -1,0 +1,188 @@
+"""An energy that is log-linear in counts of n-grams.
+
+    E(x) = −w · z(φ(x)) − b,      φ(x) = Σ_t of what is known of the n-grams that end at place t of x
+
+φ holds, for n = 1 … order and for pairs with a gap: how many places have an n-gram that the training text has never,
+once, twice, … more than 256 times; Σ_t log(1 + c); Σ_t log((c(hw) + 0.1) / (c(h·) + 1)); and Σ_t log p_n(x_t | h) of an
+interpolated Kneser-Ney model of order n (``ngram_tables``). It also counts the n-grams of x that the prefix has, and
+those that x has had before. They are sums over places, as log-probabilities are. The context is history; a place whose
+history is too short for an n-gram counts nowhere for it. The base is not needed.
+
+Legend: R = B·N strings, L continuation length, F features.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from freenergy.base.stepping import started
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.energies.features import FeatureEnergy, read_settings
+from freenergy.energies.ngram_tables import NgramTables, Seen
+from freenergy.energies.settings import NgramEnergy
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+
+_TABLES = "tables.safetensors"
+_BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
+_BUCKETS = ("0", "1", "2", "3–4", "5–8", "9–16", "17–64", "65–256", "over 256")
+_REPEATS = 4  # n-grams of up to so many tokens are looked for in the prefix and in x itself
+_PLACES = 1 << 21  # of strings that are looked up at once
+_NONE = -1
+
+
+@final
+class NgramFeatures(FeatureEnergy):
+    """w · (sums over counts of n-grams)."""
+
+    def __init__(self, settings: NgramEnergy, tables: NgramTables) -> None:
+        if tables.order != settings.order or tuple(tables.pairs) != tuple(sorted(settings.skips)):
+            raise UserError(
+                f"the counts are of order {tables.order} with skips {tuple(tables.pairs)} but the energy asks for "
+                f"{settings.order} with {settings.skips}: count again with the energy's settings"
+            )
+        super().__init__(settings, _names(settings))
+        self.tables = tables
+
+    @torch.no_grad()
+    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
+        """φ(x); with ``is_own`` the counts are those of a text without the continuation of this very window.
+
+        What is left out are the n-grams that end in the continuation, as far back as the context is given.
+        """
+        B, N = x.shape
+        x = x.trimmed().to("cpu")
+        contexts = max(1, _PLACES // max(1, N * (x.contexts.tokens.shape[1] + x.tokens.shape[2])))
+        parts = [self._features(x[b : b + contexts], is_own) for b in range(0, B, contexts)]
+        found = np.concatenate(parts) if parts else np.zeros((0, len(self.names)))
+        return torch.from_numpy(found).view(B, N, len(self.names)).to(self.weight.device)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "NgramFeatures":
+        """Read what ``save_pretrained`` wrote."""
+        settings = NgramEnergy(**read_settings(Path(folder), "ngram"))
+        tables = NgramTables.load(Path(folder) / _TABLES)
+        if tables.vocab_size != base.vocab_size or tables.eos != base.eos:
+            raise UserError(
+                f"the energy in {folder} counts {tables.vocab_size} tokens with EOS {tables.eos} but the base has "
+                f"{base.vocab_size} with EOS {base.eos}: give the base that it was trained with"
+            )
+        energy = cls(settings, tables)
+        energy._restore(Path(folder))
+        return energy
+
+    def _save_more(self, folder: Path) -> None:
+        self.tables.save(folder / _TABLES)
+
+    def _features(self, x: Continuations, is_own: bool) -> Float64[np.ndarray, "R F"]:
+        mask = x.mask.flatten(0, 1).numpy()
+        length = mask.sum(1)
+        strings = self._strings(x)
+        seen = self.tables.seen(strings, mask.shape[1], mask if is_own else None)
+        columns: list[Float64[np.ndarray, " R"]] = []
+        for k, one in enumerate(seen, 1):
+            columns += _count_columns(one, mask, has_history=2 <= k <= self.tables.order)
+            if k <= self.tables.order:
+                log_p = np.where(mask, np.log(one.prob), 0.0)
+                columns += [log_p.sum(1), log_p.min(1, initial=0.0)]
+        columns += _repeat_columns(x, mask)
+        return np.stack([*columns, length.astype(np.float64)], axis=1)
+
+    def _strings(self, x: Continuations) -> Int64[np.ndarray, "R W"]:
+        """The continuations behind as much of their contexts as an n-gram can reach; −1 where nothing is known."""
+        (B, N), V = x.shape, self.tables.vocab_size
+        behind = max(self.tables.order - 1, *(s + 1 for s in self.tables.pairs), 1)
+        contexts = started(x.contexts, self.tables.eos)
+        for tokens in (contexts.tokens[contexts.mask], x.tokens[x.mask]):
+            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < V:
+                strange = int(tokens[(tokens < 0) | (tokens >= V)][0])
+                raise UserError(
+                    f"token id {strange} is not in the vocabulary of {V}: encode the text with the tokenizer of the "
+                    "text that was counted"
+                )
+        place = contexts.lengths.unsqueeze(1) + torch.arange(-behind, 0)
+        tail = torch.where(place < 0, _NONE, contexts.tokens.gather(1, place.clamp(min=0)))
+        tokens = torch.where(x.mask, x.tokens, _NONE)
+        strings: Int64[np.ndarray, "R W"] = (
+            torch.cat([tail.unsqueeze(1).expand(B, N, behind), tokens], dim=-1).flatten(0, 1).numpy()
+        )
+        return strings
+
+
+def _names(settings: NgramEnergy) -> list[str]:
+    names: list[str] = []
+    for kind in [f"{k}-gram" for k in range(1, settings.order + 1)] + [f"skip-{s}" for s in sorted(settings.skips)]:
+        names += [f"{kind}: places seen {bucket} times" for bucket in _BUCKETS] + [f"{kind}: Σ log(1 + count)"]
+        if kind.endswith("gram"):
+            names += [f"{kind}: Σ log share of history"] if kind != "1-gram" else []
+            names += [f"{kind}: Σ log p", f"{kind}: least log p"]
+    for n in range(1, _REPEATS + 1):
+        names += [f"{n}-gram: places that repeat the prefix", f"{n}-gram: places that repeat the continuation"]
+    return [*names, "share of distinct tokens", "length"]
+
+
+def _count_columns(
+    seen: Seen, mask: Bool[np.ndarray, "R L"], *, has_history: bool
+) -> Iterator[Float64[np.ndarray, " R"]]:
+    """One kind of n-gram: buckets of counts, Σ log(1 + c), and the share of the history where there is one."""
+    counts = mask & seen.is_known
+    R, num = len(mask), len(_BUCKETS)
+    bucket = np.searchsorted(_BOUNDS, seen.c, side="right") + num * np.arange(R)[:, None]
+    histogram = np.bincount(bucket[counts], minlength=R * num).reshape(R, num)
+    yield from histogram.T.astype(np.float64)
+    yield np.where(counts, np.log1p(seen.c), 0.0).sum(1)
+    if has_history:
+        yield np.where(counts, np.log((seen.c + 0.1) / (seen.history + 1)), 0.0).sum(1)
+
+
+def _repeat_columns(x: Continuations, mask: Bool[np.ndarray, "R L"]) -> Iterator[Float64[np.ndarray, " R"]]:
+    """For n = 1 … 4, places whose n-gram ends somewhere in the prefix, and earlier in x; then the distinct tokens."""
+    whole = x.joined()
+    tokens, W = whole.tokens.numpy(), whole.tokens.shape[1]
+    start = x.contexts.lengths.repeat_interleave(x.shape[1]).numpy()[:, None]
+    column = np.arange(W)
+    is_continuation = (column >= start) & (column < whole.lengths.numpy()[:, None])
+    distinct = np.zeros(len(mask))
+    alone = np.iinfo(np.int64).max - column.astype(np.uint64)  # an id that no other place of the string has
+    ids = np.zeros(tokens.shape, dtype=np.uint64)
+    for n in range(1, _REPEATS + 1):
+        ids = _mixed(np.roll(ids, 1, axis=1), tokens)
+        is_whole = (column >= n - 1) & (column < whole.lengths.numpy()[:, None])
+        first, previous = _earlier(np.where(is_whole, ids, alone))
+        again = is_continuation & is_whole & (previous >= start)
+        yield (is_continuation & is_whole & (first < start)).sum(1).astype(np.float64)
+        yield again.sum(1).astype(np.float64)
+        if n == 1:
+            distinct = (is_continuation & ~again).sum(1) / np.maximum(mask.sum(1), 1)
+    yield distinct
+
+
+def _mixed(before: np.ndarray, tokens: Int64[np.ndarray, "R W"]) -> np.ndarray:
+    """A 64-bit name of an n-gram from that of its first n − 1 tokens.
+
+    Names are compared inside one string only: among some hundred tokens two n-grams share one in 10^−15 of strings.
+    """
+    h = (before + np.uint64(0x9E3779B97F4A7C15)) ^ (tokens.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93))
+    h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    h = (h ^ (h >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed: np.ndarray = h ^ (h >> np.uint64(32))
+    return mixed
+
+
+def _earlier(ids: np.ndarray) -> tuple[Int64[np.ndarray, "R W"], Int64[np.ndarray, "R W"]]:
+    """For each place of each string, the first place with the same id (itself if none) and the previous one (or −1)."""
+    order = np.argsort(ids, axis=1, kind="stable")
+    ranked = np.take_along_axis(ids, order, axis=1)
+    is_same = np.concatenate([np.zeros((len(ids), 1), dtype=bool), ranked[:, 1:] == ranked[:, :-1]], axis=1)
+    head = np.maximum.accumulate(np.where(is_same, 0, np.arange(ids.shape[1])), axis=1)
+    first, previous = np.empty_like(order), np.empty_like(order)
+    np.put_along_axis(first, order, np.take_along_axis(order, head, axis=1), axis=1)
+    behind = np.concatenate([np.full((len(ids), 1), _NONE), order[:, :-1]], axis=1)
+    np.put_along_axis(previous, order, np.where(is_same, behind, _NONE), axis=1)
+    return first, previous

@@ -1,0 +1,35 @@
+"""From a folder to the energy that was saved in it."""
+
+from importlib import import_module
+from pathlib import Path
+
+from torch import nn
+
+from freenergy.corpus import Tokenizer
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.storage import read_json
+
+RECORD = "energy.json"
+_HOMES = {  # imported when they are needed, since some bring transformers with them
+    "unit": ("unit", "Unit"),
+    "bit": ("bit", "Bit"),
+    "log-ratio": ("log_ratio", "LogRatio"),
+    "probe": ("probe", "Probe"),
+    "ngram": ("ngram_features", "NgramFeatures"),
+    "product": ("product", "Product"),
+}
+
+
+def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> nn.Module:
+    """The energy in ``folder``, for the language model and the tokenizer that it was trained for."""
+    folder = Path(folder)
+    if not (folder / RECORD).is_file():
+        raise UserError(f"there is no energy in {folder}: give a folder that an energy's save_pretrained has made")
+    kind = read_json(folder / RECORD).get("kind")
+    if kind not in _HOMES:
+        raise UserError(f"{folder / RECORD} names an energy of kind {kind!r}: train it again with this version")
+    module, name = _HOMES[kind]
+    home = getattr(import_module(f"freenergy.energies.{module}"), name)
+    energy: nn.Module = home.from_pretrained(folder, base=base, tokenizer=tokenizer)
+    return energy.eval()

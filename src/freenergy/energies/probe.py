@@ -1,0 +1,124 @@
+"""An energy that is linear in what the base computes anyway.
+
+    E(x) = −w · z(φ(x)) − b,      φ(x) = mean hidden states of some layers, and statistics of the base's predictions
+
+The hidden states are those that predicted the tokens of x, so that they exist when x has been sampled
+(``base.traces``): ``energy_of_trace`` then costs one product of vectors. Statistics are of log p_t, the base's
+log-probability of x_t, of the entropy H_t of its prediction, and of the rank of x_t in it; log p_t + H_t is how much
+more likely x_t was than expected.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from freenergy.base.traces import Trace, TracingLM
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.energies.features import FeatureEnergy, read_settings
+from freenergy.energies.settings import ProbeEnergy
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+
+_STATISTICS = (
+    "Σ log p",
+    "mean log p",
+    "deviation of log p",
+    "least log p",
+    "mean entropy",
+    "deviation of entropy",
+    "mean of log p + entropy",
+    "mean log rank",
+    "largest log rank",
+    "share of rank 1",
+    "share of rank over 100",
+    "length",
+    "mean log p of the first quarter",
+    "mean log p of the last quarter",
+)
+
+
+@final
+class Probe(FeatureEnergy):
+    """w · (mean states and statistics of the base)."""
+
+    def __init__(self, settings: ProbeEnergy, base: LanguageModel) -> None:
+        if not isinstance(base, TracingLM):
+            raise UserError(
+                f"a probe reads hidden states, which a {type(base).__name__} does not show: take a HuggingFaceLM as "
+                "the base, or an energy of another kind"
+            )
+        layers = _layers(settings, base.num_layers)
+        states = [f"layer {layer}, state {i}" for layer in layers for i in range(base.width)]
+        super().__init__(settings, states + list(_STATISTICS if settings.statistics else ()))
+        if not self.names:
+            raise UserError("a probe of neither states nor statistics has nothing to read: set one of them to true")
+        self.base = base
+        self.layers = layers
+
+    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
+        """φ(x), read by the base; a text that the base was not trained on here finds nothing of its own in it."""
+        return self.features_of(self.base.trace(x, self.layers))
+
+    def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
+        """φ(x) from a trace of ``self.layers``."""
+        states = trace.states.flatten(2).double()
+        return torch.cat([states, statistics(trace)], dim=-1) if self.settings.statistics else states
+
+    def energy_of_trace(self, trace: Trace) -> Float[Tensor, "B N"]:
+        """E(x) of continuations that were traced while they were sampled."""
+        return self.energy_of(self.features_of(trace))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Probe":
+        """Read what ``save_pretrained`` wrote; ``base`` is the one that it was trained with."""
+        energy = cls(ProbeEnergy(**read_settings(Path(folder), "probe")), base)
+        energy._restore(Path(folder))
+        return energy
+
+
+def statistics(trace: Trace) -> Float[Tensor, "B N S"]:
+    """The statistics of a trace, float64; zeros for a continuation of no tokens."""
+    mask, log_p, entropy, log_rank = trace.mask, trace.log_p.double(), trace.entropy.double(), trace.log_rank.double()
+    length = mask.sum(-1)
+    place, quarter = torch.arange(mask.shape[-1], device=mask.device), -(-length // 4).unsqueeze(-1)
+    columns = [
+        torch.where(mask, log_p, 0).sum(-1),
+        _mean(log_p, mask),
+        _deviation(log_p, mask),
+        torch.where(mask, log_p, 0).amin(-1),  # log p is never above 0
+        _mean(entropy, mask),
+        _deviation(entropy, mask),
+        _mean(log_p + entropy, mask),
+        _mean(log_rank, mask),
+        torch.where(mask, log_rank, 0).amax(-1),
+        _mean((log_rank == 0).double(), mask),
+        _mean((log_rank > 4.6102).double(), mask),  # between log 100 and log 101
+        length.double(),
+        _mean(log_p, mask & (place < quarter)),
+        _mean(log_p, mask & (place >= length.unsqueeze(-1) - quarter)),
+    ]
+    return torch.stack(columns, dim=-1)
+
+
+def _mean(values: Float[Tensor, "B N L"], mask: Bool[Tensor, "B N L"]) -> Float[Tensor, "B N"]:
+    return torch.where(mask, values, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _deviation(values: Float[Tensor, "B N L"], mask: Bool[Tensor, "B N L"]) -> Float[Tensor, "B N"]:
+    return _mean((values - _mean(values, mask).unsqueeze(-1)) ** 2, mask).sqrt()
+
+
+def _layers(settings: ProbeEnergy, num_layers: int) -> tuple[int, ...]:
+    """The layers that are read: those given, or a third and two thirds of the way and the last."""
+    if not settings.states:
+        return ()
+    chosen: Sequence[int] = settings.layers or [round(num_layers / 3), round(2 * num_layers / 3), num_layers]
+    strange = [layer for layer in chosen if not 0 <= layer <= num_layers]
+    if strange:
+        raise UserError(f"the base has no layer {strange[0]}: choose layers from 0 (the embeddings) to {num_layers}")
+    return tuple(sorted(set(chosen)))

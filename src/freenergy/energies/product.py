@@ -1,0 +1,91 @@
+"""A product of experts: energies add up.
+
+    exp(−E(x)) = Π_i exp(−E_i(x))^{s_i},        E(x) = Σ_i s_i · E_i(x)
+
+Each expert vetoes what it finds unlikely (section 3.3.2 of Ou, 2024). A part may be frozen, so that new ones learn
+what it lacks. All scales are 1 unless they are given. A product may be a part of a product.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.energies.features import CONFIG, read_settings
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+from freenergy.storage import whole, write_json
+
+_KIND = "product"
+
+
+@final
+class Product(nn.Module):
+    """Σ_i s_i · E_i; ``parts`` are energies that are modules."""
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        scales: Sequence[float] | None = None,
+        *,
+        frozen: Sequence[bool] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        num = len(parts)
+        self.parts = nn.ModuleList(parts)
+        self.scales = tuple(scales) if scales is not None else (1.0,) * num
+        self.frozen = tuple(frozen) if frozen is not None else (False,) * num
+        self.names = tuple(names) if names is not None else tuple(type(part).__name__ for part in parts)
+        if not num or not num == len(self.scales) == len(self.frozen) == len(self.names):
+            raise UserError(
+                f"a product of {num} energies has {len(self.scales)} scales, {len(self.frozen)} frozen and "
+                f"{len(self.names)} names: give at least one energy, and one of each for every energy"
+            )
+        for part, is_frozen in zip(parts, self.frozen, strict=True):
+            if is_frozen:
+                part.requires_grad_(False).eval()
+
+    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """E(x), float64."""
+        return sum(self.energies(x).values(), start=torch.zeros((), dtype=torch.float64))
+
+    def energies(self, x: Continuations) -> dict[str, Float[Tensor, "B N"]]:
+        """s_i · E_i(x) of each part by its number and name: what each has to say."""
+        found = {}
+        for i, (part, name) in enumerate(zip(self.parts, self.names, strict=True)):
+            with torch.no_grad() if self.frozen[i] else nullcontext():
+                found[f"{i} {name}"] = self.scales[i] * part(x).double()
+        return found
+
+    def train(self, mode: bool = True) -> "Product":
+        """Frozen parts stay as they are, dropout off."""
+        super().train(mode)
+        for part, is_frozen in zip(self.parts, self.frozen, strict=True):
+            part.train(mode and not is_frozen)
+        return self
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write each part in a folder of its own: 0, 1, …"""
+        with whole(Path(folder)) as aside:
+            aside.mkdir()
+            for i, part in enumerate(self.parts):
+                part.save_pretrained(aside / str(i))  # type: ignore[operator]
+            settings = {"scales": self.scales, "frozen": self.frozen, "names": self.names}
+            write_json(aside / CONFIG, {"kind": _KIND, "settings": settings})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Product":
+        """Read what ``save_pretrained`` wrote."""
+        from freenergy.energies.opening import load_energy  # it opens products too
+
+        folder = Path(folder)
+        settings = read_settings(folder, _KIND)
+        parts = [load_energy(folder / str(i), base=base, tokenizer=tokenizer) for i in range(len(settings["scales"]))]
+        return cls(parts, settings["scales"], frozen=settings["frozen"], names=settings["names"])

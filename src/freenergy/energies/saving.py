@@ -1,0 +1,103 @@
+"""The folder of an energy that is a network: what it is, how its network looks, and its weights.
+
+    energy.json   energy.safetensors   trunk/config.json
+
+The weights are in one file by the module's own names; the network is built from its config and filled.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+
+from freenergy.base.huggingface import HuggingFaceLM
+from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
+from freenergy.errors import UserError
+from freenergy.protocols import LanguageModel
+from freenergy.storage import read_json, whole, write_json
+
+_RECORD, _WEIGHTS, _TRUNK = "energy.json", "energy.safetensors", "trunk"
+
+
+@contextmanager
+def saved(
+    folder: str | Path,
+    module: nn.Module,
+    settings: UnitEnergy | BitEnergy | LogRatioEnergy,
+    network: PreTrainedModel,
+    **more: Any,
+) -> Iterator[Path]:
+    """Write the folder whole or not at all; within the block other files can be added."""
+    with whole(Path(folder)) as aside:
+        aside.mkdir()
+        network.config.save_pretrained(aside / _TRUNK)
+        save_model(module, str(aside / _WEIGHTS))
+        record = {"kind": settings.kind, "settings": asdict(settings), "dtype": str(network.dtype).split(".")[1]}
+        write_json(aside / _RECORD, record | more)
+        yield aside
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """What ``energy.json`` says."""
+    return read_json(Path(folder) / _RECORD)
+
+
+def rebuilt(folder: str | Path, *, with_head: bool = False) -> PreTrainedModel:
+    """The network of a saved energy, with weights that are still to be filled."""
+    path = Path(folder) / _TRUNK
+    if not (path / "config.json").is_file():
+        raise UserError(f"{folder} lacks {_TRUNK}/config.json: it is no whole energy; train it again")
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    dtype = getattr(torch, read_record(folder)["dtype"])
+    with torch.random.fork_rng():  # the weights that are drawn here are overwritten
+        kind: Any = AutoModelForCausalLM if with_head else AutoModel
+        network: PreTrainedModel = kind.from_config(config, dtype=dtype)
+    return headless(network)
+
+
+def fill(folder: str | Path, module: nn.Module) -> None:
+    """Put the saved weights in place; every one of them must be there."""
+    path = Path(folder) / _WEIGHTS
+    try:
+        load_model(module, path)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(f"{path} does not hold the weights of this energy ({reason}): train it again") from error
+
+
+def network_of(base: LanguageModel, energy: str) -> PreTrainedModel:
+    """The base's network with its head, which an energy of this name begins as."""
+    if not isinstance(base, HuggingFaceLM):
+        raise UserError(
+            f"a {energy} energy begins as a copy of the base, and a {type(base).__name__} has no network to copy: "
+            "take a Hugging Face base, or an energy of another kind"
+        )
+    model: PreTrainedModel = base.model
+    return model
+
+
+def copied(network: PreTrainedModel) -> PreTrainedModel:
+    """A copy that learns."""
+    twin = copy.deepcopy(network)
+    twin.requires_grad_(True)
+    return twin
+
+
+def without_head(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a model that computes its states."""
+    return cast(PreTrainedModel, model.base_model)
+
+
+def headless(network: PreTrainedModel) -> PreTrainedModel:
+    """Without the layer that some encoders put on their first state, which no energy reads."""
+    if getattr(network, "pooler", None) is not None:
+        network.pooler = None  # type: ignore[assignment]
+    return network

@@ -1,0 +1,185 @@
+"""A network without its head, read in one of three ways.
+
+    causal          h_t of the prefix and of x sees what came before it
+    bidirectional   every h_t sees all of c and x
+    prefix_once     h_t of the prefix sees all of c; h_t of x sees all of c and x
+
+In the first and the last the prefix's states do not depend on x, so they are computed once for N continuations.
+
+Legend: B contexts, N continuations of each, R = B·N rows, M prefix readings of a context (1 or N), P prefix tokens,
+L continuation tokens, T tokens of whole strings, H width.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from freenergy.base.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
+from freenergy.base.stepping import check_fits, started
+from freenergy.errors import UserError
+from freenergy.sequences import Continuations, Sequences
+
+Reading = Literal["causal", "bidirectional", "prefix_once"]
+_UNREADABLE = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class States:
+    """Last hidden states of prefixes and continuations; masks are true at tokens that count."""
+
+    prefix: Float[Tensor, "B M P H"]
+    prefix_mask: Bool[Tensor, "B M P"]
+    x: Float[Tensor, "B N L H"]
+    mask: Bool[Tensor, "B N L"]
+
+
+@final
+class Trunk(nn.Module):
+    """A Hugging Face network that gives hidden states in the reading that it was made for.
+
+    Whether the network obeys is found out here: a short text is also read by the network's own attention under a mask
+    that says the same.
+    """
+
+    def __init__(self, network: PreTrainedModel, reading: Reading) -> None:
+        super().__init__()
+        self.network, self.reading = network, reading
+        config = network.config.get_text_config()
+        self.width: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self._options = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
+        # some encoders count their places from behind the padding token's
+        offsets = [0] if config.pad_token_id is None else [0, config.pad_token_id + 1]
+        found = [offset for offset in offsets if self._obeys(offset)]
+        if not found and reading != "causal":
+            raise UserError(
+                f"{type(network).__name__} cannot be read in both directions (it has no attention, or one of its own "
+                'kind): take another network, or kind = "unit"'
+            )
+        self.offset = found[0] if found else 0
+        self.shares_prefix = bool(found) and reading != "bidirectional"
+        places = getattr(config, "max_position_embeddings", None)
+        self.max_length: int | None = None if places is None else places - self.offset
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.network.device
+        return device
+
+    def forward(self, x: Continuations) -> States:
+        """States of contexts, none of them empty, and of their continuations."""
+        check_fits(x.contexts, x.tokens.shape[2], self.max_length)
+        largest = max(int(part.max()) if part.numel() else 0 for part in (x.contexts.tokens, x.tokens))
+        if largest >= self.vocab_size:
+            raise UserError(
+                f"the text has token {largest}, but the energy's network knows {self.vocab_size} tokens: "
+                "train the energy with the tokenizer of this text"
+            )
+        return self._shared(x) if self.shares_prefix else self._separate(x)
+
+    def whole(self, rows: Sequences) -> Float[Tensor, "R T H"]:
+        """States of whole strings, seen in both directions unless the reading is causal."""
+        if self.reading == "causal":  # padding comes last, so no token sees it
+            return self._states(rows.tokens)
+        with seeing_both_ways(self.network, rows.lengths):
+            return self._states(rows.tokens, torch.zeros_like(rows.lengths))
+
+    def _shared(self, x: Continuations) -> States:
+        prefix_states, prefix = self._read(x.contexts)
+        B, N, L = x.tokens.shape
+        states = prefix_states.new_zeros(B, N, L, self.width)
+        if states.numel():
+            starts, lengths = prefix.lengths.repeat_interleave(N), x.lengths.flatten()
+            causal = self.reading == "causal"
+            reading = (
+                attending_to(prefix, self.network) if causal else seeing_both_ways(self.network, lengths, after=prefix)
+            )
+            with reading:
+                states = self._states(x.tokens.flatten(0, 1), starts).view(B, N, L, -1)
+        return States(prefix_states.unsqueeze(1), x.contexts.mask.unsqueeze(1), states, x.mask)
+
+    def _read(self, contexts: Sequences) -> tuple[Float[Tensor, "B P H"], Prefix]:
+        """Read the contexts once: their states, and what the continuations need to remember."""
+        if self.reading == "causal":
+            cache = DynamicCache()
+            states = self.network(contexts.tokens, past_key_values=cache, use_cache=True).last_hidden_state
+            return states, Prefix.from_cache(cache, contexts.lengths)
+        with remembering(self.network, contexts.lengths) as prefix:
+            states = self._states(contexts.tokens, torch.zeros_like(contexts.lengths))
+        return states, prefix
+
+    def _separate(self, x: Continuations) -> States:
+        """Every string as a whole, then its two parts."""
+        (B, N, L), P = x.tokens.shape, x.contexts.tokens.shape[1]
+        states = self.whole(x.joined()).view(B, N, P + L, self.width)
+        place = x.contexts.lengths.view(B, 1, 1) + torch.arange(L, device=self.device)
+        own = states.gather(2, place.expand(B, N, L).unsqueeze(-1).expand(B, N, L, self.width))
+        prefix_mask = x.contexts.mask.unsqueeze(1).expand(B, N, P)
+        return States(states[:, :, :P], prefix_mask, own, x.mask)
+
+    def _states(self, tokens: Int[Tensor, "R S"], starts: Int[Tensor, " R"] | None = None) -> Float[Tensor, "R S H"]:
+        """One call of the network; rows begin at their own place."""
+        options: dict[str, Any] = dict(self._options)
+        if starts is not None:
+            options["position_ids"] = self.offset + starts.unsqueeze(1) + torch.arange(tokens.shape[1]).to(tokens)
+        states: Tensor = self.network(tokens, **options).last_hidden_state
+        return states
+
+    @torch.no_grad()
+    def _obeys(self, offset: int) -> bool:
+        """Does our attention give what the network's own gives under a mask of the same meaning?"""
+        if not self.network._supports_attention_backend:
+            return False
+        self.offset, training = offset, self.network.training
+        x = self._example().to(self.device)
+        self.network.eval()
+        try:
+            found = self._separate(x) if self.reading == "bidirectional" else self._shared(x)
+            wanted = [
+                self._by_own_attention(c, y) for c, ys in zip(x.contexts.lists(), x.lists(), strict=True) for y in ys
+            ]
+        except _UNREADABLE:
+            return False
+        finally:
+            self.network.train(training)
+        prefix = found.prefix.expand(-1, 2, -1, -1).flatten(0, 1)
+        starts, states = x.contexts.lengths.repeat_interleave(2).tolist(), found.x.flatten(0, 1)
+        ours = [torch.cat([c[:n], y]) for c, n, y in zip(prefix, starts, states, strict=True)]
+        is_equal = all(
+            torch.allclose(a, b, rtol=0, atol=1e-3 * float(b.abs().max())) for a, b in zip(ours, wanted, strict=True)
+        )
+        # two continuations differ in their last token alone: the first must see that, or must not
+        sees_ahead = not torch.allclose(found.x[0, 0, 0], found.x[0, 1, 0], rtol=0, atol=1e-6)
+        return is_equal and sees_ahead == (self.reading != "causal")
+
+    def _example(self) -> Continuations:
+        """Two contexts, so that one is padded, and continuations that differ in their last token."""
+        padding = self.network.config.get_text_config().pad_token_id
+        known = [token for token in range(self.vocab_size) if token != padding]
+        v = [known[(997 * i + 17) % len(known)] for i in range(10)]  # from all over: the first are often special
+        other = known[(known.index(v[8]) + 1) % len(known)]
+        return Continuations.from_lists([v[:5], v[:2]], [[v[5:9], [*v[5:8], other]], [v[2:6], v[3:7]]])
+
+    def _by_own_attention(self, context: list[int], x: list[int]) -> Float[Tensor, "T H"]:
+        """One string, without padding, through the network as it is."""
+        tokens = torch.tensor([context + x], device=self.device)
+        T, P, options = tokens.shape[1], len(context), dict[str, Any](self._options)
+        if self.reading != "causal":
+            hidden = torch.zeros(1, 1, T, T, device=self.device, dtype=self.network.dtype)
+            if self.reading == "prefix_once":
+                hidden[:, :, :P, P:] = torch.finfo(hidden.dtype).min
+            options["attention_mask"] = hidden
+        states: Tensor = self.network(tokens, **options).last_hidden_state[0]
+        return states
+
+
+def readable(x: Continuations, eos: int, device: torch.device) -> Continuations:
+    """Where the weights are, without idle padding; an empty context reads as the start of a document."""
+    return Continuations(started(x.contexts, eos), x.tokens, x.lengths).trimmed().to(device)

@@ -1,0 +1,1 @@
+"""Where contrast comes from, and its store on disk."""

@@ -1,0 +1,75 @@
+"""Stage ``energy``: an energy that tells real continuations from the base's, and so corrects the base."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from freenergy.base.opening import locate_model, open_base
+from freenergy.card import model_card
+from freenergy.corpus import Corpus
+from freenergy.energies.settings import BitEnergy, EnergySettings, ProductEnergy, SavedEnergy
+from freenergy.negatives.store import NegativeStore
+from freenergy.pipeline.negatives import chosen_windows, make_source, stored_identity
+from freenergy.pipeline.run import Plan, Run, Stage
+from freenergy.progress import Progress
+from freenergy.randomness import Rng
+from freenergy.storage import file_hash, write_text
+
+MODEL = "model"
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings = run.recipe.energy
+    assert settings is not None, "the stage is left out where there is no energy"
+    inputs = {
+        "seed": run.recipe.seed,
+        "settings": asdict(settings),
+        "training": asdict(run.recipe.training),
+        "others": _others(settings, progress),
+    }
+    return Plan(inputs, partial(_work, run, settings))
+
+
+def _others(settings: EnergySettings, progress: Progress) -> list[str]:
+    """Fingerprints of what the energy takes from elsewhere, so that a change there is noticed."""
+    parts = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
+    marks = []
+    for part in parts:
+        match part:
+            case BitEnergy(start="encoder", encoder=name):
+                from freenergy.base.checkpoints import checkpoint_fingerprint
+
+                marks.append(checkpoint_fingerprint(locate_model(name, progress)))
+            case SavedEnergy(path=path):
+                marks += [file_hash(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]
+    return marks
+
+
+def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
+    from freenergy.training.build import Material
+    from freenergy.training.contrast import FreshContrast, StoredContrast
+    from freenergy.training.fitting import train_energy
+
+    corpus = Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    stored = {
+        split: StoredContrast(
+            corpus.windows(split),
+            NegativeStore.open(run.stage("negatives") / split, stored_identity(run, corpus, split)),
+        )
+        for split in (("validation",) if run.recipe.negatives.fresh else ("validation", "train"))
+    }
+    train = stored.get("train") or FreshContrast(
+        corpus.windows("train"), chosen_windows(run, corpus, "train"), make_source(run.recipe.negatives, lm, corpus)
+    )
+    material = Material(lm, corpus, train, stored["validation"])
+    rng = Rng(run.recipe.seed).child("energy")
+    energy, summary = train_energy(settings, run.recipe.training, material, folder, rng, progress)
+    energy.save_pretrained(folder / MODEL)  # type: ignore[operator]
+    summary = {"kind": settings.kind, "negatives_relative": run.recipe.negatives.is_relative, **summary}
+    write_text(folder / MODEL / "README.md", model_card(lm, energy, {"recipe": run.recipe.name, **summary}))
+    return summary
+
+
+STAGE = Stage("energy", _plan)

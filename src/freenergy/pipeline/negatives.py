@@ -1,0 +1,113 @@
+"""Stage ``negatives``: continuations of training and validation prefixes, for the energy to be told from real text."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freenergy.base.opening import RECORD, open_base
+from freenergy.corpus import Corpus
+from freenergy.errors import UserError
+from freenergy.negatives.settings import BaseNegatives, InfilledNegatives, NegativeSettings
+from freenergy.negatives.sources import FromBase, Mixed
+from freenergy.negatives.store import Identity, write_negatives
+from freenergy.pipeline.run import Plan, Run, Stage
+from freenergy.progress import Progress
+from freenergy.protocols import LanguageModel, NegativeSource
+from freenergy.randomness import Rng
+from freenergy.storage import fingerprint, read_json
+
+BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
+_ROWS = 256  # continuations drawn at once
+
+Sources = tuple[BaseNegatives | InfilledNegatives, ...]
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    return Plan({"seed": run.recipe.seed, "settings": asdict(run.recipe.negatives)}, partial(_work, run))
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
+    if settings.is_relative:
+        progress.say(
+            "some negatives are not the base's own (truncated, tempered or infilled): the energy's optimum is then "
+            "relative to that law, and its gain over the base is measured but not what training aims at"
+        )
+    for split in ("validation", "train"):
+        if split == "train" and settings.fresh:
+            continue
+        identity, rows = stored_identity(run, corpus, split), chosen_windows(run, corpus, split)
+        source = make_source(settings, lm, corpus) if split == "train" else FromBase(lm, corpus.space)
+        write_negatives(
+            folder / split,
+            rows,
+            corpus.windows(split),
+            source,
+            identity,
+            Rng(run.recipe.seed).child("negatives", split),
+            progress,
+            shard=settings.shard,
+            batch=max(1, _ROWS // identity.per_prefix),
+        )
+        summary[split] = {"windows": len(rows), "per_prefix": identity.per_prefix}
+    return summary
+
+
+def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
+    """What negatives of a split are made of."""
+    return Identity(
+        lm=str(read_json(run.stage("base") / RECORD)["fingerprint"]),
+        tokenizer=corpus.tokenizer.fingerprint,
+        corpus=corpus.fingerprint,
+        split=split,
+        seed=run.recipe.seed,
+        per_prefix=per_prefix,
+        sources=fingerprint([asdict(source) for source in sources]),
+        space=corpus.space,
+    )
+
+
+def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
+    """What the stored negatives of the train or the validation split are made of."""
+    settings = run.recipe.negatives
+    if split == "train":
+        return identify(run, corpus, split, settings.per_prefix, settings.sources)
+    return identify(run, corpus, split, settings.validation_per_prefix, BASE_ALONE)
+
+
+def chosen_windows(run: Run, corpus: Corpus, split: str) -> torch.Tensor:
+    """The windows of a split that negatives are drawn for, in random order."""
+    settings, available = run.recipe.negatives, len(corpus.windows(split))
+    wanted = settings.windows if split == "train" else settings.validation_windows
+    order = Rng(run.recipe.seed).child("negatives", split, "windows").permutation(available)
+    return order[: wanted or available]
+
+
+def make_source(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
+    """The mixture of sources that the settings describe."""
+    parts = [_part(source, lm, corpus) for source in settings.sources]
+    return parts[0] if len(parts) == 1 else Mixed(list(zip(parts, settings.counts, strict=True)))
+
+
+def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
+    if isinstance(settings, BaseNegatives):
+        # a server draws by a seed a request; networks and tables draw many windows at once
+        return FromBase(lm, corpus.space, settings.truncation, together=type(lm).__name__ != "RemoteLM")
+    from freenergy.base.checkpoints import load_checkpoint
+    from freenergy.negatives.infilling import Infilling
+
+    model, _ = load_checkpoint(Path(settings.model))
+    if model.config.vocab_size != lm.vocab_size + 1:
+        raise UserError(
+            f"{settings.model} knows {model.config.vocab_size} tokens, not the base's {lm.vocab_size} and a mask: give "
+            'the trunk that a bit with start = "scratch" has left in its run (energy/trunk-0/model)'
+        )
+    return Infilling(model, mask_token=lm.vocab_size, share=settings.mask_share, lm=lm)
+
+
+STAGE = Stage("negatives", _plan)

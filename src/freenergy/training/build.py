@@ -1,0 +1,87 @@
+"""From settings to an energy at E = 0, ready to learn."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from torch import nn
+
+from freenergy.base.checkpoints import save_checkpoint
+from freenergy.base.huggingface import HuggingFaceLM
+from freenergy.base.opening import locate_model
+from freenergy.corpus import Corpus
+from freenergy.energies.bit import Bit
+from freenergy.energies.log_ratio import LogRatio
+from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_tables import NgramTables
+from freenergy.energies.opening import load_energy
+from freenergy.energies.probe import Probe
+from freenergy.energies.settings import (
+    BitEnergy,
+    LogRatioEnergy,
+    NgramEnergy,
+    PartEnergy,
+    ProbeEnergy,
+    SavedEnergy,
+    UnitEnergy,
+)
+from freenergy.energies.unit import Unit
+from freenergy.errors import UserError
+from freenergy.progress import Progress
+from freenergy.protocols import LanguageModel
+from freenergy.randomness import Rng
+from freenergy.training.contrast import Contrast, StoredContrast
+from freenergy.training.masked_language_model import train_masked_trunk
+from freenergy.training.settings import EnergyTraining
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What an energy is made of and learns from."""
+
+    base: LanguageModel
+    corpus: Corpus
+    train: Contrast
+    validation: StoredContrast
+
+
+def build_energy(
+    settings: PartEnergy, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
+) -> nn.Module:
+    """An energy that has learned nothing yet, or a saved one; ``folder`` is for a trunk's own training."""
+    base, corpus = material.base, material.corpus
+    match settings:
+        case UnitEnergy():
+            return Unit(settings, network(base, settings.kind))
+        case LogRatioEnergy():
+            return LogRatio(settings, network(base, settings.kind))
+        case ProbeEnergy():
+            return Probe(settings, network(base, settings.kind))
+        case NgramEnergy(order=order, skips=skips):
+            stream = corpus.stream("train")
+            progress.say(f"counting n-grams of {len(stream):,} tokens")
+            sizes = {"vocab_size": base.vocab_size, "eos": base.eos}
+            return NgramFeatures(
+                settings, NgramTables.fit(stream, **sizes, order=order, skips=skips, progress=progress)
+            )
+        case BitEnergy(start="encoder", encoder=name):
+            return Bit.from_encoder(settings, locate_model(name, progress), corpus.tokenizer)
+        case BitEnergy(start="base"):
+            return Bit.from_base(settings, network(base, settings.kind))
+        case BitEnergy():
+            trunk = train_masked_trunk(settings, corpus, training.masked, folder / "training", rng, progress)
+            save_checkpoint(trunk, folder / "model", eos=base.eos)  # it can infill negatives for another run
+            return Bit.from_trunk(settings, trunk)
+        case SavedEnergy(path=path):
+            return load_energy(path, base=base, tokenizer=corpus.tokenizer).requires_grad_(False)
+
+
+def network(base: LanguageModel, kind: str) -> HuggingFaceLM:
+    """The base, where it is a network whose states can be read."""
+    if not isinstance(base, HuggingFaceLM):
+        raise UserError(
+            f"an energy of kind {kind!r} reads the states of the base, and a {type(base).__name__} has none to read: "
+            'take a base with a network, or energy.kind = "ngram", or a bit with start = "encoder" or "scratch"'
+        )
+    return base

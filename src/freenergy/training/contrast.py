@@ -1,0 +1,79 @@
+"""Data and negatives side by side, as an energy reads them in training.
+
+    x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix a row
+
+Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn anew at every step.
+"""
+
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from freenergy.corpus import Windows
+from freenergy.errors import UserError
+from freenergy.negatives.store import NegativeStore
+from freenergy.protocols import NegativeSource
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations
+
+
+@runtime_checkable
+class Contrast(Protocol):
+    """Windows, each with negatives of the same prefix."""
+
+    def __len__(self) -> int:
+        """How many windows."""
+        ...
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+        """The windows at these places, the datum first and ``num`` negatives after it."""
+        ...
+
+
+@final
+class StoredContrast:
+    """Negatives that were drawn once: a training step takes ``num`` of them at random."""
+
+    def __init__(self, windows: Windows, store: NegativeStore) -> None:
+        self.windows, self.store = windows, store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+        """A random choice of each window's negatives, without replacement."""
+        K = self.store.per_prefix
+        if num > K:
+            raise UserError(
+                f"a training step takes {num} negatives of each prefix but {K} are stored: "
+                "set training.negatives lower or negatives.per_prefix higher"
+            )
+        x = self.all(index)
+        order = rng.child("negatives").uniform(len(index), K).argsort(1)[:, :num] + 1
+        chosen = torch.cat([torch.zeros(len(index), 1, dtype=torch.long), order], dim=1)
+        rows = torch.arange(len(index)).unsqueeze(1)
+        return Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
+
+    def all(self, index: Int[Tensor, " batch"]) -> Continuations:
+        """The windows at these places with all their negatives."""
+        data = self.windows.continuations(self.store.rows[index])
+        return Continuations.cat([data, self.store.draws(index, data.contexts).x], dim=1)
+
+
+@final
+class FreshContrast:
+    """Negatives that are drawn when they are asked for."""
+
+    def __init__(self, windows: Windows, rows: Int[Tensor, " rows"], source: NegativeSource) -> None:
+        self.windows, self.rows, self.source = windows, rows, source
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+        """New negatives, from the stream of this step."""
+        rows = self.rows[index]
+        data = self.windows.continuations(rows)
+        return Continuations.cat([data, self.source.draw(rows, data, num, rng.child("negatives")).x], dim=1)

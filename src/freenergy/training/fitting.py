@@ -1,0 +1,177 @@
+"""Training of a whole energy, part by part.
+
+    E = Σ_saved E + Σ_linear E + Σ_networks E
+
+Saved parts stay. Linear parts are fitted together, one convex problem. Networks follow one by one, each on what the
+parts before it have left: since every part starts at E = 0, adding one never begins worse than before.
+"""
+
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.features import FeatureEnergy
+from freenergy.energies.opening import RECORD, load_energy
+from freenergy.energies.product import Product
+from freenergy.energies.settings import EnergySettings, PartEnergy, ProductEnergy, SavedEnergy
+from freenergy.errors import UserError
+from freenergy.progress import Progress
+from freenergy.protocols import Energy
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations
+from freenergy.storage import read_json, whole, write_json
+from freenergy.training.build import Material, build_energy
+from freenergy.training.contrast import StoredContrast
+from freenergy.training.convex import Features, Offset, choose_l2
+from freenergy.training.energy import EnergyTask, Watch, validation_of
+from freenergy.training.loop import fit
+from freenergy.training.settings import EnergyTraining
+
+_WINDOWS = 32  # read at once for their features
+
+
+def train_energy(
+    settings: EnergySettings, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Train, or go on training, in ``folder``; the energy, and how it went."""
+    wanted = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
+    fitting = _Fitting(training, material, folder, rng, progress)
+    for i, part in enumerate(wanted):
+        fitting.take(i, part)
+    fitting.fit_linear()
+    for i in sorted(fitting.waiting):
+        fitting.fit_network(i)
+    parts = [fitting.done[i] for i in range(len(wanted))]
+    energy = Product(parts) if isinstance(settings, ProductEnergy) else parts[0]
+    return energy, {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
+
+
+@final
+class _Fitting:
+    """Parts that are done, and parts that wait for their turn."""
+
+    def __init__(
+        self, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
+    ) -> None:
+        self.training, self.material, self.folder, self.rng, self.progress = training, material, folder, rng, progress
+        self.done: dict[int, nn.Module] = {}
+        self.waiting: dict[int, nn.Module] = {}
+
+    def take(self, i: int, settings: PartEnergy) -> None:
+        """Part i as it was left, or new."""
+        material, path = self.material, self.folder / f"part-{i}"
+        if (path / RECORD).is_file():
+            self.done[i] = load_energy(path, base=material.base, tokenizer=material.corpus.tokenizer)
+            return
+        rng = self.rng.child("part", i)
+        energy = build_energy(settings, self.training, material, self.folder / f"trunk-{i}", rng, self.progress)
+        if isinstance(settings, SavedEnergy):
+            self.keep(i, energy, {"kind": "saved", "path": settings.path})
+        else:
+            self.waiting[i] = energy
+
+    def fit_linear(self) -> None:
+        """All linear parts at once, by L-BFGS."""
+        parts = {i: energy for i, energy in self.waiting.items() if isinstance(energy, FeatureEnergy)}
+        if not parts:
+            return
+        train, validation = self.material.train, self.material.validation
+        if not isinstance(train, StoredContrast):
+            raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
+        learned = [self._features(i, energy, train, "train") for i, energy in parts.items()]
+        held_out = [self._features(i, energy, validation, "validation") for i, energy in parts.items()]
+        self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
+        offsets = self._offset(train), self._offset(validation)
+        grid = self.training.l2
+        chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
+        for i, energy in parts.items():
+            told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
+            more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
+            self.keep(i, energy, told | more)
+        for path in self.folder.glob("features-*.safetensors"):
+            path.unlink()
+
+    def _features(self, i: int, energy: FeatureEnergy, contrast: StoredContrast, name: str) -> Features:
+        """Features of every window's datum and negatives, computed once and kept on disk till the fit is done."""
+        path = self.folder / f"features-{i}-{name}.safetensors"
+        if not path.is_file():
+            parts = []
+            label = f"features of {type(energy).__name__}, {name}"
+            with self.progress.track(label, len(contrast), "windows") as advance:
+                for index in torch.arange(len(contrast)).split(_WINDOWS):
+                    x = contrast.all(index)
+                    data = energy.features(x.candidates(slice(0, 1)), is_own=name == "train")
+                    negatives = energy.features(x.candidates(slice(1, None)))
+                    parts.append(torch.cat([data, negatives], dim=1).float().cpu())
+                    advance(len(index))
+            with whole(path) as aside:
+                save_file({"features": torch.cat(parts)}, aside)
+        features = load_file(path)["features"]
+        return features[:, :1], features[:, 1:]
+
+    def fit_network(self, i: int) -> None:
+        """One network by gradient descent, on top of the parts that are done."""
+        energy, training, material = self.waiting[i], self.training, self.material
+        rng, folder, steps = self.rng.child("network", i), self.folder / f"training-{i}", training.optimisation
+        task = EnergyTask(
+            energy, material.train, material.validation, training.objective, training, rng, self._sum_of_done()
+        )
+        tokens = task.held_out.lengths[:, 0].double().mean().item()
+        watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
+        with self.progress.track(f"training {type(energy).__name__}", steps.steps, "steps") as advance:
+            last, best = 0, 0
+            for record in fit(task, steps, folder, rng):
+                advance(record.step - last, watch.line(record))
+                last, best = record.step, record.step if record.is_best else best
+        weights = sum(weight.numel() for weight in energy.parameters())
+        told = {"kind": energy.settings.kind, "weights": weights, "steps": last, "best_step": best}  # type: ignore[union-attr]
+        self.keep(i, energy, told | self._crossed(energy))
+        for path in folder.glob("*.safetensors"):
+            path.unlink()
+
+    def _crossed(self, energy: nn.Module) -> dict[str, Any]:
+        """What an energy that reads through text could not read exactly on the validation windows."""
+        if getattr(energy, "crossing", None) is None:
+            return {}
+        contrast = self.material.validation
+        lossy = energy.lossy(contrast.all(torch.arange(len(contrast))))  # type: ignore[operator]
+        share = lossy.double().mean().item()
+        if share:
+            self.progress.say(
+                f"{100 * share:.2g} % of the continuations lose characters on their way to the encoder's tokenizer "
+                f"({', '.join(sorted(energy.lost))}): it scores what is left of them"  # type: ignore[arg-type]
+            )
+        return {"lossy_share": share, "losses": dict(energy.lost)}  # type: ignore[arg-type]
+
+    def keep(self, i: int, energy: nn.Module, told: dict[str, Any]) -> None:
+        """A part is done: it stays as it is from here on."""
+        write_json(self.folder / f"part-{i}.json", told)
+        energy.eval().requires_grad_(False).save_pretrained(self.folder / f"part-{i}")  # type: ignore[operator]
+        self.done[i] = energy
+        self.waiting.pop(i, None)
+
+    def told(self, count: int) -> list[dict[str, Any]]:
+        """How the training of each part went."""
+        return [read_json(self.folder / f"part-{i}.json") for i in range(count)]
+
+    def measure(self, energy: nn.Module) -> dict[str, float]:
+        """Certified gain and accuracies on the validation windows."""
+        contrast = self.material.validation
+        E = energies_in_parts(energy, contrast.all(torch.arange(len(contrast))), rows=self.training.rows)
+        found = validation_of(E, self.training.objective)
+        return {"certified_gain": -found.value, "candidates": float(E.shape[1]), **found.metrics}
+
+    def _sum_of_done(self) -> Energy | None:
+        parts = [self.done[i] for i in sorted(self.done)]
+        return Product(parts) if parts else None
+
+    def _offset(self, contrast: StoredContrast) -> Offset | None:
+        total = self._sum_of_done()
+        if total is None:
+            return None
+        x: Continuations = contrast.all(torch.arange(len(contrast)))
+        return energies_in_parts(total, x, rows=self.training.rows)
