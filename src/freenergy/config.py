@@ -105,7 +105,8 @@ _SECTIONS: tuple[type, ...] = (
     UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, SavedEnergy, ProductEnergy, EnergyTraining,
     BinaryNCE, RankingNCE, ConditionalNCE,
 )  # fmt: skip
-_KINDS = {f.default for section in _SECTIONS for f in fields(section) if f.name == "kind"}
+_CLASSES = {section.__name__: f.default for section in _SECTIONS for f in fields(section) if f.name == "kind"}
+_KINDS = set(_CLASSES.values())
 for _section in _SECTIONS:
     with_config(ConfigDict(extra="forbid", strict=True))(_section)
 _ADAPTER = TypeAdapter(Recipe)
@@ -135,7 +136,7 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
         # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
         return _ADAPTER.validate_json(json.dumps(table, default=str))
     except ValidationError as error:
-        raise UserError(_sentence(error, origin)) from None
+        raise UserError(_sentence(error, origin, table)) from None
 
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
@@ -214,10 +215,11 @@ def _change(table: dict[str, Any], change: str) -> None:
     table[key] = value
 
 
-def _sentence(error: ValidationError, origin: str) -> str:
+def _sentence(error: ValidationError, origin: str, table: Mapping[str, Any]) -> str:
     """The first complaint of pydantic, as one sentence with the path of the key."""
-    first = error.errors()[0]
-    # after these keys, and in their lists, the path names the kind that was matched, which is no key
+    # it tries every class of a union: what it says of the classes that the recipe did not mean is no complaint
+    first = next((e for e in error.errors() if _is_meant(e["loc"], table)), error.errors()[0])
+    # after these keys, and in their lists, the path names the class or kind that was tried, which is no key
     before = ["", *first["loc"]]
     parts = [str(part) for last, part in zip(before, first["loc"], strict=False) if not _names_kind(last, part)]
     path = ".".join(parts) or "the recipe"
@@ -230,13 +232,28 @@ def _sentence(error: ValidationError, origin: str) -> str:
             return f"{origin}, {path}: {str(first['msg']).removeprefix('Value error, ')}"
         case "union_tag_invalid":
             return f"{origin}: {path}.kind is {first['ctx']['tag']!r}; choose one of {first['ctx']['expected_tags']}"
+        case "literal_error" if parts[-1] == "kind":
+            tried = [e["ctx"]["expected"] for e in error.errors() if e["type"] == "literal_error"]
+            return f"{origin}: {path} is {first['input']!r}; choose one of {', '.join(tried)}"
         case _:
             shown = repr(first["input"])[:60]
             return f"{origin}: {path} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}; change it"
 
 
+def _is_meant(loc: tuple[str | int, ...], table: Any) -> bool:
+    """False where an error is about a class of another kind than the recipe names."""
+    for part in loc:
+        if part in _CLASSES and isinstance(table, dict):
+            kind = table.get("kind")
+            if kind in _KINDS and kind != _CLASSES[str(part)]:
+                return False
+        elif isinstance(table, dict | list) and not _names_kind("base", part):
+            table = table[part] if part in table or isinstance(part, int) else None  # type: ignore[index]
+    return True
+
+
 def _names_kind(last: str | int, part: str | int) -> bool:
-    return part in _KINDS and (last in _UNIONS or isinstance(last, int))
+    return part in _CLASSES or (part in _KINDS and (last in _UNIONS or isinstance(last, int)))
 
 
 def _near(key: str) -> str:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ def text(seed=0, length=400):
 
 def energy(stream=None, settings=SETTINGS):
     sizes = {"order": settings.order, "skips": settings.skips}
-    return NgramFeatures(settings, NgramTables.fit(text() if stream is None else stream, vocab_size=V, eos=EOS, **sizes))
+    return NgramFeatures(
+        settings, NgramTables.fit(text() if stream is None else stream, vocab_size=V, eos=EOS, **sizes)
+    )
 
 
 def histories(tokens, at, start_known):
@@ -68,9 +71,7 @@ class Slow:
         return sum(1 for v in range(V) if self.c[(v, *gram)] > 0)
 
     def p(self, w, h):
-        lower = 1 / V if not h else self.p(w, h[1:])
-        if not h:
-            lower = 1 / V
+        lower = self.p(w, h[1:]) if h else 1 / V
         D, a = self.D[len(h)], {v: self.a((*h, v)) for v in range(V)}
         total = sum(a.values())
         if not total:
@@ -131,7 +132,7 @@ def test_features_are_those_of_plain_dictionaries():
 def own_windows(stream, prefix, length):
     """Windows of the text that stay inside a document, as a corpus cuts them."""
     bounds = [-1, *np.flatnonzero(stream == EOS)]
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         for first in range(start + 1, end + 1 - prefix, length):
             yield first + prefix, min(length, end + 1 - first - prefix)
 
@@ -160,6 +161,15 @@ def test_own_places_at_the_start_of_a_document():
     for b, (x, places) in enumerate([([1, 2, 3, 0], range(4, 8)), ([2, 1, 0], range(11, 14))]):
         wanted = torch.tensor(Slow(stream, 3, (1, 2), without=places).features([], x), dtype=torch.float64)
         torch.testing.assert_close(found[b, 0], wanted, atol=1e-10, rtol=0)
+
+
+def test_what_a_window_says_twice_and_nobody_else_is_left_out():
+    """An n-gram is gone when all its occurrences are the window's own, not only when there was one."""
+    stream = np.array([1, 2, 1, 0, 1, 1, 5, 4, 5, 4, 5, 0, 2, 1, 0])
+    found = energy(stream).features(Continuations.from_lists([[1, 1]], [[[5, 4, 5, 4, 5]]]), is_own=True)
+    reference = Slow(stream, 3, (1, 2), without=range(6, 11))
+    wanted = torch.tensor(reference.features([1, 1], [5, 4, 5, 4, 5]), dtype=torch.float64)
+    torch.testing.assert_close(found[0, 0], wanted, atol=1e-10, rtol=0)
 
 
 def test_the_log_probability_is_that_of_the_language_model():

@@ -50,11 +50,11 @@ def moved(energy, scale=0.3):
     return energy.eval()
 
 
+@torch.no_grad()
 def plainly(energy, context, x):
     """One string through a stock forward pass, as anyone would write it."""
     context = context or [0]
-    with torch.no_grad():
-        states = energy.trunk.network(torch.tensor([context + x])).last_hidden_state[0]
+    states = energy.trunk.network(torch.tensor([context + x])).last_hidden_state[0]
     own = states if energy.settings.over == "all" else states[len(context) :]
     pooled = own.sum(0) / (max(len(own), 1) if energy.settings.pool == "mean" else 1)
     return float(energy.readout.weight[0] @ pooled + energy.readout.bias[0])
@@ -74,7 +74,7 @@ def test_it_starts_at_exactly_zero_and_keeps_the_contract(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sharing_the_prefix_equals_a_plain_reading(name, pool, over):
     energy = moved(Unit(UnitEnergy(pool=pool, over=over), base(name)))
-    found = energy(X)
+    found = energy(X).detach()
     for b, context in enumerate(X.contexts.lists()):
         for n, x in enumerate(X.lists()[b]):
             assert abs(float(found[b, n]) - plainly(energy, context, x)) < 2e-5
@@ -82,7 +82,7 @@ def test_sharing_the_prefix_equals_a_plain_reading(name, pool, over):
 
 def test_an_empty_continuation_has_the_bias_alone():
     energy = moved(Unit(UnitEnergy(), base()))
-    assert float(energy(X)[0, 2]) == float(energy.readout.bias)
+    assert energy(X)[0, 2].item() == energy.readout.bias.item()
     none = Continuations.from_lists([[1, 2]], [[[], []]])
     assert torch.equal(energy(none), energy.readout.bias.expand(1, 2))
 
@@ -116,7 +116,7 @@ def directional_error(energy, x):
     return abs((values[0] - values[1]) / 2e-6 - wanted) / abs(wanted)
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "GPTNeoX"])
+@pytest.mark.parametrize("name", ["GPT2", "GPTNeoX"])  # the norms of others round to float32
 def test_gradients_against_finite_differences(name):
     lm = base(name, torch.float64)
     assert directional_error(moved(Unit(UnitEnergy(over="all"), lm)), X) < 1e-5
@@ -168,17 +168,17 @@ def test_dropout_on_the_weights_leaves_the_mean(fault, monkeypatch):
     drop = torch.nn.functional.dropout
     if fault:
         monkeypatch.setattr(torch.nn.functional, "dropout", lambda w, p: drop(w, p) * (1 - p / 10))
-    draw = [Rng(3).child(i).normal(1, 2, 4, 4).float() for i in range(5)]
-    prefix = shared_prefix.Prefix([draw[0]], [draw[1]], torch.tensor([3]))
+    draw = [Rng(3).child(i).normal(1, 2, 4, 4).float().expand(4000, 2, 4, 4) for i in range(5)]
+    prefix = shared_prefix.Prefix([draw[0]], [draw[1]], torch.full((4000,), 3))
     model = base().model
 
     def attend(dropout):
         with shared_prefix.attending_to(prefix, model):
-            return shared_prefix._attention(model, *draw[2:], None, dropout=dropout)[0].flatten()
+            return shared_prefix._attention(model, *draw[2:], None, dropout=dropout)[0].flatten(1)
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        outs = torch.stack([attend(0.4) for _ in range(4000)])
-    z = (outs.mean(0) - attend(0.0)) / (outs.std(0) / 4000**0.5)
+        outs = attend(0.4)
+    z = (outs.mean(0) - attend(0.0)[0]) / (outs.std(0) / 4000**0.5)
     assert len(z) == 32
-    assert (float(z.abs().max()) > 6) == bool(fault)
+    assert (z.abs().max().item() > 6) == bool(fault)

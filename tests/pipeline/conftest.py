@@ -3,9 +3,14 @@
 import ast
 import importlib
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+
+from freenergy.storage import file_hash
 
 MODULES = [
     "argparse", "ast", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv",
@@ -48,6 +53,46 @@ def write_recipe(corpus_file):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def hashes():
+    """What is in a run's folder, to compare two of them."""
+
+    def hashes(folder):
+        """Every file that a run makes, except records of times and places."""
+        skipped = {"metrics.jsonl", ".lock"}
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped]
+        found = {}
+        for path in files:
+            name = str(path.relative_to(folder))
+            if path.name == "stage.json":
+                record = json.loads(path.read_text())
+                record["summary"].pop("seconds_of_steps", None)
+                found[name] = [record["key"], record["summary"]]
+            else:
+                found[name] = file_hash(path)
+        return found
+
+    return hashes
+
+
+@pytest.fixture(scope="session")
+def kill_when():
+    """Kill -9 at a chosen moment."""
+
+    def kill_when(command, condition, environment):
+        """Start a command, and kill -9 it as soon as the condition holds."""
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            deadline = time.monotonic() + 300
+            while not condition():
+                assert process.poll() is None, process.stderr.read().decode()[-500:]
+                assert time.monotonic() < deadline, "the moment to kill at never came"
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    return kill_when
 
 
 RECIPE = """

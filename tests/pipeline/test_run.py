@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -19,23 +17,7 @@ from freenergy.storage import file_hash
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 
 
-def hashes(folder):
-    """Every file that a run makes, except records of times and places."""
-    skipped = {"metrics.jsonl", ".lock"}
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped]
-    found = {}
-    for path in files:
-        name = str(path.relative_to(folder))
-        if path.name == "stage.json":
-            record = json.loads(path.read_text())
-            record["summary"].pop("seconds_of_steps", None)
-            found[name] = [record["key"], record["summary"]]
-        else:
-            found[name] = file_hash(path)
-    return found
-
-
-def test_stages_are_done_once(recipe, tmp_path):
+def test_stages_are_done_once(recipe, tmp_path, hashes):
     out = tmp_path / "out"
     first = list(run(load_recipe(str(recipe), CHANGES), out))
     assert [result.name for result in first] == ["corpus", "base", "evaluation"]
@@ -173,20 +155,8 @@ def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch)
         list(run(load_recipe("demo", ['corpus.fallback=""']), tmp_path / "other", stage="corpus"))
 
 
-def kill_when(command, condition, environment):
-    """Start a command, and kill -9 it as soon as the condition holds."""
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 300
-        while not condition():
-            assert process.poll() is None, process.stderr.read().decode()[-500:]
-            assert time.monotonic() < deadline, "the moment to kill at never came"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
 @pytest.mark.slow
-def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path):
+def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path, hashes, kill_when):
     """Killed once in the corpus stage and at three places of training; the folder ends as if nothing had happened."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

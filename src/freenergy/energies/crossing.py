@@ -14,6 +14,7 @@ give back, characters that the encoder does not know or drops. What it does with
 """
 
 import codecs
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ NOT_UTF8 = "bytes that are not UTF-8"
 NOT_INVERTIBLE = "tokens that their text does not give back"
 UNKNOWN = "characters that the encoder does not know"
 
+_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _FRAME, _PREFIX, _CONTINUATION = 0, 1, 2
 Marked = list[tuple[int, int]]  # tokens of the encoder, each with the part that it belongs to
 
@@ -90,12 +92,15 @@ class Crossing:
         self.encoder.no_padding()
         self.encoder.encode_special_tokens = True  # a text that spells a special token is plain text
         self.cls, self.sep, self.unk = cls, sep, unk
+        self._dropped: dict[str, bool] = {}  # by character; offsets span what is dropped inside a word
 
     @classmethod
     def from_folder(cls, corpus: Tokenizer, folder: Path) -> "Crossing":
         """With the tokenizer of an encoder; never runs its code."""
         from transformers import AutoTokenizer
 
+        if not any((folder / name).is_file() for name in _FILES):  # else an empty vocabulary is made up
+            raise UserError(f"{folder} has no tokenizer (one of {', '.join(_FILES)}): fetch the encoder again")
         try:
             loaded: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             inner = loaded.backend_tokenizer
@@ -197,10 +202,17 @@ class Crossing:
     def _encoded(self, text: str, encoding: tokenizers.Encoding) -> _Encoded:
         covered = {place for start, end in encoding.offsets for place in range(start, end)}
         is_lossy = self.unk in encoding.ids or any(
-            place not in covered and not char.isspace() for place, char in enumerate(text)
+            not char.isspace() and (place not in covered or self._drops(char)) for place, char in enumerate(text)
         )
         ends = [end for _, end in encoding.offsets]
         return _Encoded(encoding.ids, ends, frozenset([UNKNOWN]) if is_lossy else frozenset())
+
+    def _drops(self, char: str) -> bool:
+        """Whether the encoder's normaliser leaves nothing of a character; accents are its reading, as case is."""
+        if char not in self._dropped:
+            left = char if self.encoder.normalizer is None else self.encoder.normalizer.normalize_str(char)
+            self._dropped[char] = not left.strip() and not unicodedata.combining(char)
+        return self._dropped[char]
 
 
 def _documents(x: Continuations, eos: int) -> Iterator[list[_Document]]:

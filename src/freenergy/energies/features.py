@@ -59,13 +59,13 @@ class FeatureEnergy(nn.Module, ABC):
     def standardised(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows F"]:
         """z, in the precision of the features."""
         mean, scale = (buffer.to(features) for buffer in (self.mean, self.scale))
-        return ((features - mean) / scale).clamp_(-_CLIP, _CLIP)
+        return (features - mean).div_(scale).clamp_(-_CLIP, _CLIP)  # one copy: features fill the memory
 
     def fit_scale(self, *features: Float[Tensor, "_ _ F"]) -> None:
         """Set μ and σ to those of all given features; a feature that never changes gets σ = 1."""
         num = sum(part.shape[0] * part.shape[1] for part in features)
         mean = sum_of(*(part.sum((0, 1), dtype=torch.float64) for part in features)) / num
-        squares = (((part - mean.to(part)) ** 2).sum((0, 1), dtype=torch.float64) for part in features)
+        squares = ((part - mean.to(part)).square_().sum((0, 1), dtype=torch.float64) for part in features)
         scale = (sum_of(*squares) / num).sqrt()
         is_constant = scale <= 1e-9 * (1 + mean.abs())
         self.mean.copy_(mean)

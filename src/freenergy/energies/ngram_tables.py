@@ -182,10 +182,10 @@ class NgramTables:
 
 def history_depth(strings: Int64[np.ndarray, "R W"], eos: int) -> Int64[np.ndarray, "R W"]:
     """How many tokens before each place are its history: back to EOS, the document's start, or to what is known."""
-    depth = np.zeros(strings.shape, dtype=np.int64)
-    for j in range(1, strings.shape[1]):
-        before = strings[:, j - 1]
-        depth[:, j] = np.where(before == _NONE, 0, np.where(before == eos, 1, depth[:, j - 1] + 1))
+    place = np.arange(strings.shape[1])
+    first = np.where(strings == _NONE, place + 1, np.where(strings == eos, place, 0))  # of a history, seen from behind
+    first = np.maximum.accumulate(first, axis=1)[:, :-1]
+    depth: Int64[np.ndarray, "R W"] = place - np.concatenate([np.zeros_like(strings[:, :1]), first], axis=1)
     return depth
 
 

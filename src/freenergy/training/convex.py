@@ -24,8 +24,8 @@ from freenergy.errors import UserError
 from freenergy.partition.certificate import certified_gain
 from freenergy.protocols import Objective, Scores
 
-Features = tuple[Float[Tensor, "M 1 _"], Float[Tensor, "M K _"]]  # of the data and of the negatives
-Offset = Float[Tensor, "M candidates"]
+Features = tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]  # of the data [M, 1, F] and the negatives [M, K, F]
+Offset = Float[Tensor, "_ _"]  # [M, 1 + K]
 _GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 
 
@@ -122,6 +122,7 @@ class _Problem:
         self.parts, self.objective = parts, objective
         self.z: list[np.ndarray] = []  # of each part [M, 1 + K, F]
         for part, both in zip(parts, features, strict=True):
+            _check(part, both, features[0])
             part.fit_scale(*both)
             self.z.append(part.standardised(torch.cat(both, dim=1)).cpu().numpy())
         M, columns, _ = self.z[0].shape
@@ -170,3 +171,14 @@ class _Problem:
 
     def _value(self, energy: Float[Tensor, "M candidates"]) -> float:
         return float(self.objective(Scores(energy[:, :1]), Scores(energy[:, 1:])).value)
+
+
+def _check(part: FeatureEnergy, features: Features, first: Features) -> None:
+    """Features of the same windows and negatives for every part, one number for each of its weights."""
+    wanted = [(*block.shape[:2], len(part.names)) for block in first]
+    found = [tuple(block.shape) for block in features]
+    if found != wanted:
+        raise UserError(
+            f"the features of {type(part).__name__} have shapes {found} and not {wanted}: compute those of every part "
+            "for the same windows and negatives"
+        )
