@@ -4,12 +4,12 @@
 
     python examples/sums.py [--quick] [--seed 0] [--json] [--plot docs/figures/sums.png]
 
-The base is a small transformer that was not trained for long. It writes from left to right, so it has to know a carry
-before it comes. The energy reads the whole answer at once, in both directions, and learns to tell right sums from the
-base's own (noise-contrastive estimation, fresh negatives at every step). Then n candidates are drawn from the base and
-one is taken with probability proportional to e^{−E}. The share of right answers must rise from that of the base (n = 1)
-towards the share of problems for which any of the n candidates is right, which is the ceiling. Problems of the test are
-never seen in training.
+The base is a small transformer that was not trained for long, so its answers are nearly right and rarely right. The
+energy E = α·(log P_LM − log Q) + w·pool(h_Q) + b, with Q at first a copy of the base, learns to tell right sums from
+the base's own (ranking noise-contrastive estimation, fresh negatives at every step). Then n candidates are drawn from
+the base and one is taken with probability proportional to e^{−E}. The share of right answers must rise from that of the
+base (n = 1) towards the share of problems for which any of the n candidates is right, which is the ceiling. Problems of
+the test are never seen in training.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from transformers import GPT2Config, PreTrainedModel
 
 from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace
 from freenergy.base.presets import build
-from freenergy.energies.bit import Bit
-from freenergy.energies.settings import BitEnergy
+from freenergy.energies.log_ratio import LogRatio
+from freenergy.energies.settings import LogRatioEnergy
 from freenergy.negatives.sources import FromBase
 from freenergy.objectives import RankingNCE
 from freenergy.protocols import Scores
@@ -48,7 +48,7 @@ class Settings:
     learning_rate: float = 3e-3
     base_steps: int = 200
     base_batch: int = 128
-    energy_steps: int = 900
+    energy_steps: int = 700
     energy_batch: int = 32
     negatives: int = 7
     test: int = 400
@@ -60,7 +60,9 @@ class Settings:
         return SequenceSpace(vocab_size=len(SYMBOLS), length=self.digits + 2, eos=EOS)
 
 
-QUICK = Settings(digits=2, width=32, base_steps=150, energy_steps=120, energy_batch=16, test=150, candidates=(1, 4, 16))
+QUICK = Settings(
+    digits=2, base_steps=120, base_batch=64, energy_steps=100, energy_batch=16, test=150, candidates=(1, 4, 16)
+)
 
 
 def encode(text: str) -> list[int]:
@@ -119,9 +121,9 @@ def train_base(settings: Settings, rng: Rng) -> HuggingFaceLM:
     return HuggingFaceLM(model, eos=EOS)
 
 
-def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> Bit:
-    """The base's network without its causal mask learns to tell right answers from the base's."""
-    energy = Bit.from_base(BitEnergy(pool="sum"), base)
+def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> LogRatio:
+    """A copy Q of the base, held against it, learns to tell right answers from the base's."""
+    energy = LogRatio(LogRatioEnergy(alpha=1.0, pool="sum"), base)
     source, objective, B = FromBase(base, settings.space), RankingNCE(), settings.energy_batch
 
     def loss(step: int) -> Tensor:
@@ -136,7 +138,7 @@ def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> Bit:
 
 
 @torch.no_grad()
-def answers(base: HuggingFaceLM, energy: Bit, settings: Settings, rng: Rng) -> tuple[Tensor, Tensor]:
+def answers(base: HuggingFaceLM, energy: LogRatio, settings: Settings, rng: Rng) -> tuple[Tensor, Tensor]:
     """Energy and rightness of the largest number of candidates, for every problem of the test."""
     data = solved(problems(rng.child("problems"), settings.test, settings.digits, test=True), settings.digits)
     energies, rights = [], []

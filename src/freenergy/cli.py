@@ -33,9 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 def run(
     recipe: Annotated[str, typer.Argument(help="A TOML file, FILE.py:FUNCTION, or a name from `freenergy recipes`.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")] = None,
-    stage: Annotated[
-        str | None, typer.Option(help="Stop after it: corpus, base, negatives, energy, evaluation.")
-    ] = None,
+    stage: Annotated[str | None, typer.Option(help="Stop after this stage, such as base or energy.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
     ] = None,

@@ -91,6 +91,9 @@ def show_stage(result: StageResult) -> None:
             _show_corpus(result.summary)
         case "negatives":
             _show_negatives(result.summary)
+        case "candidates":
+            drawn = result.summary
+            _OUT.print(f"  {drawn['draws']} draws for each of {drawn['windows']:,} {drawn['split']} prefixes")
         case "energy":
             _show_energy(result.summary)
         case "base":

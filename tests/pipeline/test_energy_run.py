@@ -70,8 +70,8 @@ def some(joint, num=3):
 
 def test_the_stages_and_what_they_say(done):
     folder, results = done
-    assert [result.name for result in results] == ["corpus", "base", "negatives", "energy", "evaluation"]
-    negatives, energy, evaluation = (result.summary for result in results[2:])
+    assert [result.name for result in results] == ["corpus", "base", "negatives", "energy", "candidates", "evaluation"]
+    negatives, energy, _, evaluation = (result.summary for result in results[2:])
     assert negatives["train"] == {"windows": 24, "per_prefix": 4}
     assert [part["kind"] for part in energy["parts"]] == ["ngram", "probe", "log-ratio"]
     assert energy["validation"]["candidates"] == 8
@@ -242,7 +242,7 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(rec
         ("energy", (cut / "energy" / "features-1-train.safetensors").exists),
         ("energy", (cut / "energy" / "part-1" / "energy.json").exists),
         ("energy", lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 6),
-        ("evaluation", (cut / "evaluation" / "draws" / "shard-00000.parquet").exists),
+        ("candidates", (cut / "candidates" / "shard-00000.parquet").exists),
         ("evaluation", (cut / "evaluation" / "scores" / "energies-00000.safetensors").exists),
     ]
     for stage, moment in moments:

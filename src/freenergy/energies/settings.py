@@ -28,8 +28,8 @@ class UnitEnergy:
 class BitEnergy:
     """A bidirectional trunk; pooled states to a scalar.
 
-    ``start``: "encoder" is a pretrained encoder with its own tokenizer (``encoder`` names it), "base" the base's weights
-    with the causal mask removed, "scratch" a network of ``preset`` that first learns to fill masks on the corpus.
+    ``start``: "encoder" is a pretrained encoder with its own tokenizer (``encoder`` names it), "base" the base's
+    weights with the causal mask removed, "scratch" a network of ``preset`` that first learns to fill masks.
     """
 
     kind: Literal["bit"] = "bit"
@@ -77,7 +77,7 @@ class ProbeEnergy:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramEnergy:
-    """Log-linear in counts of n-grams and skip-grams: in the training text, in the prefix, in the continuation itself."""
+    """Log-linear in counts of n-grams and skip-grams: in the training text, in the prefix, in the continuation."""
 
     kind: Literal["ngram"] = "ngram"
     order: int = 5
@@ -86,6 +86,8 @@ class NgramEnergy:
     def __post_init__(self) -> None:
         if not 1 <= self.order <= 8:
             raise UserError(f"order is {self.order}: set it to at least 1 and at most 8")
+        if len(set(self.skips)) < len(self.skips) or any(not 1 <= skip <= 16 for skip in self.skips):
+            raise UserError(f"skips is {list(self.skips)}: give different numbers from 1 to 16, or none")
 
 
 @final

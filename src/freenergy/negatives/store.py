@@ -87,7 +87,7 @@ def write_negatives(
     count = -(-len(rows) // shard)
     about = {"identity": asdict(identity), "rows": fingerprint(rows.tolist()), "shards": count}
     labels = names(source, identity.per_prefix)
-    with progress.track("negatives", len(rows), "windows") as advance:
+    with progress.track(f"draws for {identity.split} prefixes", len(rows), "windows") as advance:
         for k in range(count):
             path, some = _path(folder, k), rows[k * shard : (k + 1) * shard]
             if path.exists():

@@ -131,4 +131,4 @@ def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
     return {"url": remote.url, "model": remote.model, "fingerprint": record["fingerprint"]}
 
 
-STAGE = Stage("base", _plan)
+STAGE = Stage("base", _plan, after=("corpus",))

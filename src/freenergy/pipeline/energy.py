@@ -72,4 +72,4 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
     return summary
 
 
-STAGE = Stage("energy", _plan)
+STAGE = Stage("energy", _plan, after=("negatives",))

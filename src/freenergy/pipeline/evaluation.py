@@ -11,10 +11,8 @@ from freenergy.energies.checked import energies_in_parts
 from freenergy.energies.opening import load_energy
 from freenergy.evaluation.certified import CertifiedReport, certify, score_windows
 from freenergy.evaluation.perplexity import perplexity
-from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.energy import MODEL
-from freenergy.pipeline.negatives import BASE_ALONE, identify
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
 from freenergy.protocols import Energy, LanguageModel
@@ -22,7 +20,6 @@ from freenergy.randomness import Rng
 from freenergy.sequences import Continuations
 from freenergy.storage import write_json
 
-_SHARD = 4  # windows whose draws are kept at a time
 _SHOWN = 64  # candidates that a shown continuation of the joint model is chosen from
 
 
@@ -39,7 +36,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     if run.recipe.energy is not None:
         energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
-        summary["joint"] = _certified(run, corpus, lm, energy, folder, rng, progress).to_json()
+        summary["joint"] = _certified(run, corpus, lm, energy, folder, progress).to_json()
     report = perplexity(lm, corpus, settings.split, settings.windows, rng.child("windows"), progress)
     summary |= {"base": {"perplexity": report.to_json()}, "samples": _samples(run, corpus, lm, energy, rng, progress)}
     write_json(folder / "evaluation.json", summary)
@@ -47,17 +44,10 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _certified(
-    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy, folder: Path, rng: Rng, progress: Progress
+    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy, folder: Path, progress: Progress
 ) -> CertifiedReport:
-    """Draw n − 1 candidates for each window, score them, and see what is gained."""
-    settings = run.recipe.evaluation
-    windows = corpus.windows(settings.split)
-    rows = rng.child("certified").permutation(len(windows))[: settings.certified_windows]
-    identity: Identity = identify(run, corpus, settings.split, settings.candidates - 1, BASE_ALONE)
-    draws, stream = folder / "draws", rng.child("candidates")
-    source = FromBase(lm, corpus.space, together=type(lm).__name__ != "RemoteLM")
-    write_negatives(draws, rows, windows, source, identity, stream, progress, shard=_SHARD, batch=1)
-    store = NegativeStore.open(draws, identity)
+    """Score the candidates of every window, and see what is gained."""
+    windows, store = corpus.windows(run.recipe.evaluation.split), open_candidates(run, corpus)
     numbers = score_windows(lm, energy, windows, store, folder / "scores", progress)
     return certify(**numbers, documents=windows.documents[store.rows.numpy()])
 
@@ -90,4 +80,4 @@ def _resampled(energy: Energy, x: Continuations, rng: Rng) -> list[int]:
     return x.lists()[0][int(rng.categorical(-E[0:1]).item())]
 
 
-STAGE = Stage("evaluation", _plan)
+STAGE = Stage("evaluation", _plan, after=("base", "energy", "candidates"))

@@ -110,4 +110,4 @@ def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus
     return Infilling(model, mask_token=lm.vocab_size, share=settings.mask_share, lm=lm)
 
 
-STAGE = Stage("negatives", _plan)
+STAGE = Stage("negatives", _plan, after=("base",))

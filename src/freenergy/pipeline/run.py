@@ -74,6 +74,7 @@ class Stage:
 
     name: str
     plan: Callable[[Run, Progress], Plan]
+    after: tuple[str, ...] = ()  # the stages whose results it reads; a change there is a change here
 
 
 @final
@@ -89,10 +90,11 @@ class StageResult:
 
 def stages(recipe: Recipe) -> tuple[Stage, ...]:
     """The stages of a recipe, in order."""
-    from freenergy.pipeline import base, corpus, energy, evaluation, negatives
+    from freenergy.pipeline import base, candidates, corpus, energy, evaluation, negatives
 
-    learned = (negatives.STAGE, energy.STAGE) if recipe.energy is not None else ()
-    return corpus.STAGE, base.STAGE, *learned, evaluation.STAGE
+    if recipe.energy is None:
+        return corpus.STAGE, base.STAGE, evaluation.STAGE
+    return corpus.STAGE, base.STAGE, negatives.STAGE, energy.STAGE, candidates.STAGE, evaluation.STAGE
 
 
 def run(
@@ -109,9 +111,10 @@ def run(
         # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
         plans = [each.plan(this, progress) for each in chosen]
         write_json(this.folder / _RECIPE, recipe.to_json())
-        key = ""
+        keys: dict[str, str] = {}
         for each, plan in zip(chosen, plans, strict=True):
-            key = fingerprint([_version("freenergy"), each.name, plan.inputs, key])
+            before = [keys[name] for name in each.after if name in keys]  # a run without an energy has fewer stages
+            keys[each.name] = key = fingerprint([_version("freenergy"), each.name, plan.inputs, before])
             yield _done(each, this, key) or _do(each, plan, this, key, progress)
 
 

@@ -19,7 +19,6 @@ from freenergy.partition import certified_gain
 from freenergy.progress import Progress
 from freenergy.protocols import Energy, Loss, Objective, Scores
 from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
 from freenergy.training.contrast import Contrast, StoredContrast
 from freenergy.training.loop import Step, Validation
 from freenergy.training.settings import EnergyTraining
@@ -57,7 +56,7 @@ class EnergyTask:
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
         x = self.train.batch(self._index(step, micro), self.settings.negatives, rng)
-        E = energies_of(self._energy, x, where=f"the batch of step {step}").double()
+        E = energies_of(self.module, x, where=f"the batch of step {step}").double()
         with torch.no_grad():
             offset = self.offset(x).to(E) if self.offset is not None else torch.zeros_like(E)
         found = self.objective(*_scores(E + offset))
@@ -67,12 +66,8 @@ class EnergyTask:
 
     def validate(self) -> Validation:
         """Certified gain, accuracies and energies on the held-out windows."""
-        E = energies_in_parts(self._energy, self.held_out, rows=self.settings.rows, where="validation")
+        E = energies_in_parts(self.module, self.held_out, rows=self.settings.rows, where="validation")
         return validation_of(E if self.held_out_offset is None else E + self.held_out_offset, self.objective)
-
-    def _energy(self, x: Continuations) -> Float[Tensor, "B N"]:
-        energy: Float[Tensor, "B N"] = self.module(x)
-        return energy
 
     def _index(self, step: int, micro: int) -> Tensor:
         """Windows in a new order every epoch; only whole batches."""
