@@ -46,7 +46,12 @@ def small_demo(tmp_path_factory):
         "base.validation_tokens=50",
         "base.optimisation.steps=2",
         "base.optimisation.validate_every=1",
+        "negatives.windows=20",
+        "negatives.validation_windows=5",
+        "negatives.validation_per_prefix=3",
         "evaluation.windows=5",
+        "evaluation.candidates=4",
+        "evaluation.certified_windows=3",
     ]
     list(run(load_recipe("demo", changes), folder / "runs" / "demo"))
     return folder

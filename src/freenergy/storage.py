@@ -78,7 +78,7 @@ def no_room(path: Path) -> UserError:
 def _flush(path: Path) -> None:
     """Make a file, a folder's files, or a rename survive a power cut."""
     if path.is_dir() and path.suffix == _PART:
-        for child in path.iterdir():
+        for child in path.rglob("*"):
             _flush(child)
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -256,6 +256,6 @@ class HuggingFaceLM:
             return False
         try:
             shared, plain = self._log_prob_shared(x, rows=8), self._log_prob_plain(x, rows=8)
-        except (NotImplementedError, TypeError, AttributeError, RuntimeError):
+        except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
         return torch.allclose(shared, plain, rtol=0, atol=5e-4)
