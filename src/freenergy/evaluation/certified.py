@@ -17,17 +17,14 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from freenergy.corpus import Windows
-from freenergy.energies.checked import energies_in_parts
 from freenergy.evaluation.perplexity import Measurement, rate, ratio
-from freenergy.negatives.store import NegativeStore
 from freenergy.partition import certified_gain, effective_sample_size
 from freenergy.progress import Progress
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.protocols import LanguageModel
 from freenergy.storage import whole
+from freenergy.training.feature_cache import FeatureCache
 
 _NEAR_CEILING = 0.8
 
@@ -57,35 +54,27 @@ class CertifiedReport:
 
 
 def score_windows(
-    base: LanguageModel,
-    energy: Energy,
-    windows: Windows,
-    store: NegativeStore,
-    folder: Path,
-    progress: Progress,
-    *,
-    at_once: int = 4,
+    base: LanguageModel, energy: nn.Module, cache: FeatureCache, folder: Path, progress: Progress, *, rows: int = 256
 ) -> dict[str, Tensor]:
     """log P_LM of each window's own continuation, and the energies of it (first) and of its draws; kept on disk.
 
     What was scored before a crash is not scored again.
     """
     found = []
-    with progress.track("energies of draws", len(store), "windows") as advance:
-        for k, index in enumerate(torch.arange(len(store)).split(at_once)):
-            path = folder / f"energies-{k:05d}.safetensors"
+    with progress.track("energies of candidates", len(cache.contrast), "windows") as advance:
+        for chunk in cache.chunks():
+            path = folder / f"{int(chunk[0]):05d}.safetensors"
             if not path.is_file():
-                data = windows.continuations(store.rows[index])
-                x = Continuations.cat([data, store.draws(index, data.contexts).x], dim=1)
+                data = cache.contrast.all(chunk).candidates(slice(0, 1))
                 numbers = {
                     "log_base": base.log_prob(data)[:, 0].double().cpu(),
-                    "energy": energies_in_parts(energy, x, where="evaluation"),
+                    "energy": cache.energies(energy, chunk, rows),
                     "tokens": data.lengths[:, 0].double(),
                 }
                 with whole(path) as aside:
                     save_file(numbers, aside)
             found.append(load_file(path))
-            advance(len(index))
+            advance(len(chunk))
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
 

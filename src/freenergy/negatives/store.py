@@ -115,7 +115,7 @@ class NegativeStore:
     """The negatives of some windows of a split, in memory."""
 
     def __init__(self, folder: Path, tables: Sequence[pa.Table], identity: Identity) -> None:
-        self.folder = folder
+        self.folder, self.identity = folder, identity
         self.per_prefix = K = identity.per_prefix
         table = pa.concat_tables(tables).combine_chunks()
         self.rows = torch.from_numpy(table.column("window").to_numpy()[::K].copy())
@@ -141,6 +141,11 @@ class NegativeStore:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two stores with the same negatives of the same windows."""
+        return fingerprint([asdict(self.identity), self.rows.tolist()])
 
     def positions(self, rows: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Where windows with these numbers stand in the store."""

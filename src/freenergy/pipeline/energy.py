@@ -63,7 +63,7 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
     train = stored.get("train") or FreshContrast(
         corpus.windows("train"), chosen_windows(run, corpus, "train"), make_source(run.recipe.negatives, lm, corpus)
     )
-    material = Material(lm, corpus, train, stored["validation"])
+    material = Material(lm, corpus, train, stored["validation"], run.features)
     rng = Rng(run.recipe.seed).child("energy")
     energy, summary = train_energy(settings, run.recipe.training, material, folder, rng, progress)
     energy.save_pretrained(folder / MODEL)  # type: ignore[operator]

@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
 from freenergy.energies.checked import energies_in_parts
@@ -19,7 +21,10 @@ from freenergy.protocols import Energy, LanguageModel
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations
 from freenergy.storage import write_json
+from freenergy.training.contrast import StoredContrast
+from freenergy.training.feature_cache import FeatureCache
 
+_WINDOWS = 4  # whose candidates are scored at once
 _SHOWN = 64  # candidates that a shown continuation of the joint model is chosen from
 
 
@@ -32,7 +37,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
     corpus = Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
-    energy: Energy | None = None
+    energy: nn.Module | None = None
     summary: dict[str, Any] = {}
     if run.recipe.energy is not None:
         energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
@@ -44,11 +49,12 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _certified(
-    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy, folder: Path, progress: Progress
+    run: Run, corpus: Corpus, lm: LanguageModel, energy: nn.Module, folder: Path, progress: Progress
 ) -> CertifiedReport:
     """Score the candidates of every window, and see what is gained."""
     windows, store = corpus.windows(run.recipe.evaluation.split), open_candidates(run, corpus)
-    numbers = score_windows(lm, energy, windows, store, folder / "scores", progress)
+    cache = FeatureCache(run.features, StoredContrast(windows, store), is_own=False, at_once=_WINDOWS)
+    numbers = score_windows(lm, energy, cache, folder / "scores", progress)
     return certify(**numbers, documents=windows.documents[store.rows.numpy()])
 
 

@@ -49,6 +49,11 @@ class Run:
         """The folder of a stage."""
         return self.folder / name
 
+    @property
+    def features(self) -> Path:
+        """Where features that several energies may share are kept."""
+        return self.folder / "features"
+
     def finished(self, name: str) -> dict[str, Any]:
         """The record of a finished stage."""
         path = self.stage(name) / _DONE

@@ -44,6 +44,7 @@ class Material:
     corpus: Corpus
     train: Contrast
     validation: StoredContrast
+    features: Path  # the folder where features of linear energies are kept
 
 
 def build_energy(

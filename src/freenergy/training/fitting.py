@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from freenergy.energies.checked import energies_in_parts
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.opening import RECORD, load_energy
 from freenergy.energies.product import Product
 from freenergy.energies.settings import EnergySettings, PartEnergy, ProductEnergy, SavedEnergy
 from freenergy.errors import UserError
 from freenergy.progress import Progress
-from freenergy.protocols import Energy
 from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
-from freenergy.storage import read_json, whole, write_json
+from freenergy.storage import read_json, write_json
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrast import StoredContrast
 from freenergy.training.convex import Features, Offset, choose_l2
 from freenergy.training.energy import EnergyTask, Watch, validation_of
+from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import fit
 from freenergy.training.settings import EnergyTraining
-
-_WINDOWS = 32  # read at once for their features
 
 
 def train_energy(
@@ -58,6 +54,9 @@ class _Fitting:
         self, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
     ) -> None:
         self.training, self.material, self.folder, self.rng, self.progress = training, material, folder, rng, progress
+        self.caches = {"validation": FeatureCache(material.features, material.validation, is_own=False)}
+        if isinstance(material.train, StoredContrast):
+            self.caches["train"] = FeatureCache(material.features, material.train, is_own=True)
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
 
@@ -79,39 +78,20 @@ class _Fitting:
         parts = {i: energy for i, energy in self.waiting.items() if isinstance(energy, FeatureEnergy)}
         if not parts:
             return
-        train, validation = self.material.train, self.material.validation
-        if not isinstance(train, StoredContrast):
+        if "train" not in self.caches:
             raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
-        learned = [self._features(i, energy, train, "train") for i, energy in parts.items()]
-        held_out = [self._features(i, energy, validation, "validation") for i, energy in parts.items()]
+        cache = self.caches["train"]
+        learned = [_split(cache.all_features(energy, "train", self.progress)) for energy in parts.values()]
+        cache = self.caches["validation"]
+        held_out = [_split(cache.all_features(energy, "validation", self.progress)) for energy in parts.values()]
         self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
-        offsets = self._offset(train), self._offset(validation)
+        offsets = self._offset("train"), self._offset("validation")
         grid = self.training.l2
         chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
         for i, energy in parts.items():
             told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
             more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
             self.keep(i, energy, told | more)
-        for path in self.folder.glob("features-*.safetensors"):
-            path.unlink()
-
-    def _features(self, i: int, energy: FeatureEnergy, contrast: StoredContrast, name: str) -> Features:
-        """Features of every window's datum and negatives, computed once and kept on disk till the fit is done."""
-        path = self.folder / f"features-{i}-{name}.safetensors"
-        if not path.is_file():
-            parts = []
-            label = f"features of {type(energy).__name__}, {name}"
-            with self.progress.track(label, len(contrast), "windows") as advance:
-                for index in torch.arange(len(contrast)).split(_WINDOWS):
-                    x = contrast.all(index)
-                    data = energy.features(x.candidates(slice(0, 1)), is_own=name == "train")
-                    negatives = energy.features(x.candidates(slice(1, None)))
-                    parts.append(torch.cat([data, negatives], dim=1).float().cpu())
-                    advance(len(index))
-            with whole(path) as aside:
-                save_file({"features": torch.cat(parts)}, aside)
-        features = load_file(path)["features"]
-        return features[:, :1], features[:, 1:]
 
     def fit_network(self, i: int) -> None:
         """One network by gradient descent, on top of the parts that are done."""
@@ -160,18 +140,19 @@ class _Fitting:
 
     def measure(self, energy: nn.Module) -> dict[str, float]:
         """Certified gain and accuracies on the validation windows."""
-        contrast = self.material.validation
-        E = energies_in_parts(energy, contrast.all(torch.arange(len(contrast))), rows=self.training.rows)
+        E = self.caches["validation"].all_energies(energy, self.training.rows)
         found = validation_of(E, self.training.objective)
         return {"certified_gain": -found.value, "candidates": float(E.shape[1]), **found.metrics}
 
-    def _sum_of_done(self) -> Energy | None:
+    def _sum_of_done(self) -> Product | None:
         parts = [self.done[i] for i in sorted(self.done)]
         return Product(parts) if parts else None
 
-    def _offset(self, contrast: StoredContrast) -> Offset | None:
+    def _offset(self, name: str) -> Offset | None:
         total = self._sum_of_done()
-        if total is None:
-            return None
-        x: Continuations = contrast.all(torch.arange(len(contrast)))
-        return energies_in_parts(total, x, rows=self.training.rows)
+        return None if total is None else self.caches[name].all_energies(total, self.training.rows)
+
+
+def _split(features: Float[Tensor, "M candidates F"]) -> Features:
+    """Data and negatives."""
+    return features[:, :1], features[:, 1:]

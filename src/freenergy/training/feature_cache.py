@@ -1,0 +1,70 @@
+"""Features of stored windows, computed once for all energies of a run that read them alike.
+
+    features/<mark>/00032.safetensors      of the windows from the 32nd on, [windows, 1 + K, F], the datum first
+
+The mark names what the features depend on: the energy's settings, and the windows with their draws (which name the
+base, the tokenizer and the corpus). An energy that is fitted again, alone or in another product, finds them there.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.features import FeatureEnergy
+from freenergy.energies.product import Product
+from freenergy.progress import Progress
+from freenergy.storage import fingerprint, whole
+from freenergy.training.contrast import StoredContrast
+
+
+@final
+class FeatureCache:
+    """Reads windows in chunks of ``at_once``; ``is_own`` windows stand in the training text."""
+
+    def __init__(self, folder: Path, contrast: StoredContrast, *, is_own: bool, at_once: int = 32) -> None:
+        self.folder, self.contrast, self.is_own, self.at_once = folder, contrast, is_own, at_once
+
+    def chunks(self) -> list[Int[Tensor, " chunk"]]:
+        """The windows in order, chunk by chunk."""
+        return list(torch.arange(len(self.contrast)).split(self.at_once))
+
+    def all_features(self, energy: FeatureEnergy, label: str, progress: Progress) -> Float[Tensor, "M candidates F"]:
+        """Features of every window, with a bar."""
+        parts = []
+        with progress.track(f"features of {type(energy).__name__}, {label}", len(self.contrast), "windows") as advance:
+            for chunk in self.chunks():
+                parts.append(self.features(energy, chunk))
+                advance(len(chunk))
+        return torch.cat(parts)
+
+    def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
+        """Features of one chunk, float32, from disk where they are there."""
+        mark = fingerprint([asdict(energy.settings), self.contrast.store.fingerprint, self.is_own, self.at_once])
+        path = self.folder / mark / f"{int(chunk[0]):05d}.safetensors"
+        if not path.is_file():
+            x = self.contrast.all(chunk)
+            data = energy.features(x.candidates(slice(0, 1)), is_own=self.is_own)
+            negatives = energy.features(x.candidates(slice(1, None)))
+            with whole(path) as aside:
+                save_file({"features": torch.cat([data, negatives], dim=1).float().cpu().contiguous()}, aside)
+        return load_file(path)["features"]
+
+    @torch.no_grad()
+    def energies(self, energy: nn.Module, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
+        """E of one chunk, float64; linear energies by their features, networks by reading ``rows`` strings at once."""
+        if isinstance(energy, Product):
+            parts = zip(energy.scales, energy.parts, strict=True)
+            return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in parts]).sum(0)
+        if isinstance(energy, FeatureEnergy):
+            return energy.energy_of(self.features(energy, chunk)).double().cpu()
+        return energies_in_parts(energy, self.contrast.all(chunk), rows=rows, where="stored windows")
+
+    def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
+        """E of every window."""
+        return torch.cat([self.energies(energy, chunk, rows) for chunk in self.chunks()])
