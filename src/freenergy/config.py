@@ -132,6 +132,10 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
     for section, kind in _DEFAULT_KINDS.items():
         if isinstance(table.get(section), dict):
             table[section] = {"kind": kind, **table[section]}
+    energy = table.get("energy")
+    for i, part in enumerate(energy.get("parts", ()) if isinstance(energy, dict) else ()):
+        if isinstance(part, dict) and "kind" not in part:
+            raise UserError(f'{origin}: energy.parts.{i} has no kind; say which energy it is, such as "ngram"')
     try:
         # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
         return _ADAPTER.validate_json(json.dumps(table, default=str))

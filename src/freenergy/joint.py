@@ -22,7 +22,7 @@ from freenergy.energies.opening import load_energy
 from freenergy.errors import UserError
 from freenergy.protocols import Energy, LanguageModel
 from freenergy.sequences import Continuations
-from freenergy.storage import read_json, whole, write_json, write_text
+from freenergy.storage import own_folder, read_json, whole, write_json, write_text
 
 RECORD = "joint.json"
 
@@ -53,6 +53,11 @@ class JointModel:
     @torch.no_grad()
     def scores(self, x: Continuations) -> JointScores:
         """log P_LM and E of each continuation."""
+        for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
+            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
+                raise UserError(
+                    f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
+                )
         return JointScores(self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x))
 
     def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
@@ -69,7 +74,7 @@ class JointModel:
         save_energy: Any = getattr(self.energy, "save_pretrained", None)
         if save_energy is None:
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
-        with whole(Path(folder)) as aside:
+        with whole(own_folder(folder, RECORD)) as aside:
             save_base(self.base, aside)
             save_energy(aside / "energy")
             self.tokenizer.save(aside / "tokenizer")

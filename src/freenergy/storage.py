@@ -41,6 +41,14 @@ def whole(path: Path) -> Iterator[Path]:
         _remove(aside)
 
 
+def own_folder(folder: str | Path, mark: str) -> Path:
+    """A folder that may be written anew: absent, empty, or with the file ``mark`` that says whose it is."""
+    path = Path(folder).resolve()
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / mark).is_file()):
+        raise UserError(f"{path} holds something else than what is to be saved (no {mark}): choose another folder")
+    return path
+
+
 def sweep(folder: Path) -> None:
     """Remove what killed processes were writing below a folder that nobody else is working in."""
     for part in sorted(folder.rglob(f".*{_PART}")):

@@ -9,11 +9,17 @@ from torch import nn
 
 from freenergy import Continuations, RankingNCE, Rng, Scores, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Windows
+from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_tables import NgramTables
+from freenergy.energies.product import Product
+from freenergy.energies.settings import NgramEnergy
 from freenergy.negatives.sources import FromBase
 from freenergy.negatives.store import Identity, NegativeStore, write_negatives
 from freenergy.progress import Silent
+from freenergy.storage import file_hash
 from freenergy.training.contrast import FreshContrast, StoredContrast
-from freenergy.training.energy import EnergyTask, Watch, validation_of
+from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
+from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import Step, fit
 from freenergy.training.settings import EnergyTraining, Optimisation
 
@@ -65,7 +71,8 @@ def settings(**changes):
 def test_stored_contrast_is_datum_first_and_a_choice_of_its_negatives(world):
     *_, train, _ = world
     index = torch.tensor([7, 3, 399])
-    x = train.batch(index, 2, Rng(0))
+    batch = train.batch(index, 2, Rng(0))
+    x = batch.x
     every = train.all(index)
     assert x.shape == (3, 3)
     assert every.shape == (3, 1 + K)
@@ -73,9 +80,10 @@ def test_stored_contrast_is_datum_first_and_a_choice_of_its_negatives(world):
         mine, all_of_them = x.lists()[b], every.lists()[b]
         assert mine[0] == all_of_them[0]
         assert all(negative in all_of_them[1:] for negative in mine[1:])
-    seen = torch.stack([train.batch(index, 2, Rng(s)).tokens for s in range(30)])
+    assert torch.equal(x.tokens, every.tokens[torch.arange(3).unsqueeze(1), batch.columns])
+    seen = torch.stack([train.batch(index, 2, Rng(s)).x.tokens for s in range(30)])
     assert (seen != seen[0]).any(), "every step chose the same negatives"
-    assert torch.equal(train.batch(index, 2, Rng(4)).tokens, train.batch(index, 2, Rng(4)).tokens)
+    assert torch.equal(train.batch(index, 2, Rng(4)).x.tokens, train.batch(index, 2, Rng(4)).x.tokens)
     with pytest.raises(UserError, match=r"takes 9 negatives of each prefix but 5 are stored"):
         train.batch(index, 9, Rng(0))
 
@@ -84,7 +92,7 @@ def test_fresh_contrast_draws_anew(world):
     lm, _, windows, *_ = world
     fresh = FreshContrast(windows, torch.arange(100), FromBase(lm, SPACE))
     index = torch.arange(10)
-    first, again, other = (fresh.batch(index, K, Rng(0).child("step", s)) for s in (1, 1, 2))
+    first, again, other = (fresh.batch(index, K, Rng(0).child("step", s)).x for s in (1, 1, 2))
     assert torch.equal(first.tokens, again.tokens)
     assert not torch.equal(first.tokens, other.tokens)
     assert torch.equal(first.tokens[:, 0], windows.continuations(slice(0, 10)).tokens[:, 0])
@@ -116,15 +124,18 @@ def test_the_offset_is_added_and_does_not_learn(world):
     done = Table()
     with torch.no_grad():
         done.energy.copy_(Rng(9).normal(V**L))
-    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), offset=done)
+    every, held = (contrast.all(torch.arange(len(contrast))) for contrast in (train, validation))
+    numbers = Offset(done, done(every).detach(), done(held).detach())
+    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), offset=numbers)
     loss = task.loss(1, 0, Rng(2))
-    x = train.batch(task._index(1, 0), 4, Rng(2))
+    x = train.batch(task._index(1, 0), 4, Rng(2)).x
     E = done(x)
+    read = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), Offset(done, None, done(held)))
+    assert read.loss(1, 0, Rng(2)).value.item() == pytest.approx(loss.value.item())
     assert loss.value.item() == pytest.approx(RankingNCE()(Scores(E[:, :1]), Scores(E[:, 1:])).value.item())
     loss.value.backward()
     assert done.energy.grad is None
     assert task.module.energy.grad.abs().sum() > 0
-    held = validation.all(torch.arange(len(validation)))
     assert task.validate().value == pytest.approx(validation_of(done(held), RankingNCE()).value)
 
 
@@ -137,7 +148,7 @@ def test_the_penalty_on_energies(world):
         EnergyTask(energy, train, validation, RankingNCE(), settings(energy_l2=weight), Rng(1)).loss(1, 0, Rng(2))
         for weight in (0.0, 0.5)
     )
-    x = train.batch(EnergyTask(energy, train, validation, RankingNCE(), settings(), Rng(1))._index(1, 0), 4, Rng(2))
+    x = train.batch(EnergyTask(energy, train, validation, RankingNCE(), settings(), Rng(1))._index(1, 0), 4, Rng(2)).x
     assert (fined.value - plain.value).item() == pytest.approx(0.5 * (energy(x) ** 2).mean().item())
 
 
@@ -187,3 +198,52 @@ def test_the_live_line_and_the_word_about_chance():
     (said,) = listener.said
     assert "still at chance after 6,000 pairs" in said
     assert "log-ratio" in said
+
+
+def ngram_energy(weight_seed):
+    stream = np.array([1, 2, 3, 0, 2, 2, 1, 0] * 5)
+    energy = NgramFeatures(NgramEnergy(order=2), NgramTables.fit(stream, vocab_size=V, eos=0, order=2))
+    with torch.no_grad():
+        energy.weight.copy_(0.1 * Rng(weight_seed).normal(len(energy.names)))
+    return energy
+
+
+def test_features_are_read_once_and_energies_are_those_of_reading(world, tmp_path, monkeypatch):
+    *_, train, _ = world
+    cache = FeatureCache(tmp_path, train, is_own=False, at_once=150)
+    first, other, table = ngram_energy(1), ngram_energy(2), Table()
+    product = Product([first, table, other], [1.0, 2.0, -0.5])
+    with torch.no_grad():
+        table.energy.copy_(Rng(3).normal(V**L))
+    read = product(train.all(torch.arange(len(train)))).detach()
+    torch.testing.assert_close(cache.all_energies(product, rows=64), read, atol=1e-5, rtol=0)
+    files = {path: file_hash(path) for path in tmp_path.rglob("*.safetensors")}
+    assert len(files) == 3  # both n-gram energies read alike, in three chunks
+
+    def refuse(*_, **__):
+        raise AssertionError("features were computed twice")
+
+    monkeypatch.setattr(NgramFeatures, "features", refuse)
+    torch.testing.assert_close(cache.all_energies(product, rows=64), read, atol=1e-5, rtol=0)
+    own = FeatureCache(tmp_path, train, is_own=True, at_once=150)
+    with pytest.raises(AssertionError, match="computed twice"):
+        own.all_energies(first, rows=64)  # leaving the own text out is another reading
+
+
+def test_an_offset_does_not_find_the_datum_in_its_own_text(world, tmp_path):
+    """What a network learns on top of counts is read with the datum left out, stored or fresh."""
+    lm, _, windows, train, _ = world
+    stream = train.all(torch.arange(len(train))).candidates(slice(0, 1)).joined().tokens.numpy()
+    stream = np.concatenate([stream, np.zeros((len(stream), 1), dtype=stream.dtype)], axis=1).ravel()
+    energy = NgramFeatures(NgramEnergy(order=3), NgramTables.fit(stream, vocab_size=V, eos=0, order=3))
+    with torch.no_grad():
+        energy.weight.copy_(Rng(1).normal(len(energy.names)))
+    index = torch.arange(7)
+    x = train.all(index)
+    own = energy.energy_of(energy.features(x.candidates(slice(0, 1)), is_own=True))
+    assert (own - energy(x)[:, :1]).abs().max() > 1e-3
+    table = FeatureCache(tmp_path, train, is_own=True).all_energies(Product([energy]), rows=64)
+    stored = Offset(Product([energy]), table, table).of(train.batch(index, K, Rng(0)))
+    fresh = FreshContrast(windows, torch.arange(100), FromBase(lm, SPACE)).batch(index, K, Rng(0))
+    for found in (stored, Offset(Product([energy]), None, table).of(fresh)):
+        torch.testing.assert_close(found[:, :1], own.detach(), atol=1e-4, rtol=0)

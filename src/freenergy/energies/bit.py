@@ -77,10 +77,17 @@ class Bit(nn.Module):
 
     def lossy(self, x: Continuations) -> Bool[Tensor, "B N"]:
         """Which strings the energy cannot read exactly."""
+        lost = [bool(reasons) for reasons in self._losses(x)]
+        return torch.tensor(lost, dtype=torch.bool).view(x.shape)
+
+    def losses(self, x: Continuations) -> dict[str, int]:
+        """How many strings lose something on their way, by reason."""
+        return dict(Counter(reason for reasons in self._losses(x) for reason in reasons))
+
+    def _losses(self, x: Continuations) -> list[frozenset[str]]:
         if self.crossing is None:
-            return torch.zeros(x.shape, dtype=torch.bool)
-        losses = self.crossing.together(readable(x, self.eos, torch.device("cpu"))).losses
-        return torch.tensor([bool(lost) for lost in losses], dtype=torch.bool).view(x.shape)
+            return [frozenset()] * (x.shape[0] * x.shape[1])
+        return self.crossing.together(readable(x, self.eos, torch.device("cpu"))).losses
 
     def _through_text(self, x: Continuations) -> States:
         assert self.crossing is not None

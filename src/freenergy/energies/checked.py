@@ -32,6 +32,8 @@ def energies_of(energy: Energy, x: Continuations, *, where: str = "") -> Float[T
 def energies_in_parts(energy: Energy, x: Continuations, *, rows: int = 256, where: str = "") -> Float[Tensor, "B N"]:
     """The same without gradients, at most ``rows`` continuations at once, in float64."""
     B, N = x.shape
+    if not N:
+        return torch.zeros(B, N, dtype=torch.float64)
     contexts = max(1, rows // max(N, 1))
     parts = []
     for b in range(0, B, contexts):

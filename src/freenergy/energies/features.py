@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from freenergy.errors import UserError
 from freenergy.sequences import Continuations
-from freenergy.storage import read_json, whole, write_json
+from freenergy.storage import fingerprint, own_folder, read_json, whole, write_json
 
 CONFIG, ARRAYS = "energy.json", "energy.safetensors"
 _CLIP = 10.0
@@ -33,6 +33,7 @@ class FeatureEnergy(nn.Module, ABC):
 
     mean: Tensor
     scale: Tensor
+    knows_text = False  # True where φ looks the training text up, so that ``is_own`` matters
 
     def __init__(self, settings: Any, names: list[str]) -> None:
         super().__init__()
@@ -46,6 +47,11 @@ class FeatureEnergy(nn.Module, ABC):
     @abstractmethod
     def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
         """φ(x), float64. ``is_own``: x stands in the training text itself, and must not find itself there."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two energies with the same φ (on the same base)."""
+        return fingerprint(asdict(self.settings))
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
         """E(x)."""
@@ -73,7 +79,7 @@ class FeatureEnergy(nn.Module, ABC):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, whole or not at all."""
-        with whole(Path(folder)) as aside:
+        with whole(own_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             save_file({name: value.contiguous() for name, value in self.state_dict().items()}, aside / ARRAYS)
             self._save_more(aside)

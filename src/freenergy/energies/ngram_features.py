@@ -28,6 +28,7 @@ from freenergy.energies.settings import NgramEnergy
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
 from freenergy.sequences import Continuations
+from freenergy.storage import fingerprint
 
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
@@ -41,6 +42,8 @@ _NONE = -1
 class NgramFeatures(FeatureEnergy):
     """w · (sums over counts of n-grams)."""
 
+    knows_text = True
+
     def __init__(self, settings: NgramEnergy, tables: NgramTables) -> None:
         if tables.order != settings.order or tuple(tables.pairs) != tuple(sorted(settings.skips)):
             raise UserError(
@@ -49,6 +52,11 @@ class NgramFeatures(FeatureEnergy):
             )
         super().__init__(settings, _names(settings))
         self.tables = tables
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the settings and of all counts."""
+        return fingerprint([super().fingerprint, self.tables.fingerprint])
 
     @torch.no_grad()
     def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:

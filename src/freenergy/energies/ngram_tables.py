@@ -12,8 +12,10 @@ Keys are exact: a k-gram is its parent's number · V + its last token, as in ``b
 Legend: R strings of W tokens, of which the last L are the places that are asked about; order n.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -96,6 +98,16 @@ class NgramTables:
             _Level.of(level.keys, seen, level.counts, size, self.vocab_size)
             for level, seen, size in zip(counts.levels, raw, sizes, strict=True)
         ]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two tables with the same counts."""
+        arrays = [array for level in self.counts.levels for array in (level.keys, level.counts)]
+        arrays += [*self.raw, *(array for pair in self.pairs.values() for array in pair)]
+        digest = hashlib.sha256(repr((self.vocab_size, self.eos, self.order, list(self.pairs))).encode())
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
 
     @classmethod
     def fit(

@@ -84,6 +84,8 @@ class Probe(FeatureEnergy):
 def statistics(trace: Trace) -> Float[Tensor, "B N S"]:
     """The statistics of a trace, float64; zeros for a continuation of no tokens."""
     mask, log_p, entropy, log_rank = trace.mask, trace.log_p.double(), trace.entropy.double(), trace.log_rank.double()
+    if not mask.shape[-1]:
+        return torch.zeros(*mask.shape[:2], len(_STATISTICS), dtype=torch.float64, device=mask.device)
     length = mask.sum(-1)
     place, quarter = torch.arange(mask.shape[-1], device=mask.device), -(-length // 4).unsqueeze(-1)
     columns = [

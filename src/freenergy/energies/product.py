@@ -20,7 +20,7 @@ from freenergy.energies.features import CONFIG, read_settings
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
 from freenergy.sequences import Continuations
-from freenergy.storage import whole, write_json
+from freenergy.storage import own_folder, whole, write_json
 
 _KIND = "product"
 
@@ -73,7 +73,7 @@ class Product(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write each part in a folder of its own: 0, 1, …"""
-        with whole(Path(folder)) as aside:
+        with whole(own_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             for i, part in enumerate(self.parts):
                 part.save_pretrained(aside / str(i))  # type: ignore[operator]

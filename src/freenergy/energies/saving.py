@@ -22,7 +22,7 @@ from freenergy.base.huggingface import HuggingFaceLM
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
-from freenergy.storage import read_json, whole, write_json
+from freenergy.storage import own_folder, read_json, whole, write_json
 
 _RECORD, _WEIGHTS, _TRUNK = "energy.json", "energy.safetensors", "trunk"
 
@@ -36,7 +36,7 @@ def saved(
     **more: Any,
 ) -> Iterator[Path]:
     """Write the folder whole or not at all; within the block other files can be added."""
-    with whole(Path(folder)) as aside:
+    with whole(own_folder(folder, _RECORD)) as aside:
         aside.mkdir()
         network.config.save_pretrained(aside / _TRUNK)
         save_model(module, str(aside / _WEIGHTS))

@@ -3,6 +3,7 @@
 E(c, x) is one number a continuation, and every energy starts at E = 0, so that training begins with the base itself.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -10,6 +11,11 @@ from freenergy.errors import UserError
 
 Pool = Literal["mean", "sum"]
 Over = Literal["continuation", "all"]
+
+
+def _check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout is {dropout}: set it to at least 0 and below 1")
 
 
 @final
@@ -21,6 +27,9 @@ class UnitEnergy:
     pool: Pool = "mean"
     over: Over = "continuation"  # which states are pooled
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_dropout(self.dropout)
 
 
 @final
@@ -47,6 +56,7 @@ class BitEnergy:
             raise UserError(
                 f'start is "{self.start}" and encoder {self.encoder!r}: an encoder goes with "encoder" alone'
             )
+        _check_dropout(self.dropout)
         if not 0 < self.mask_share < 1:
             raise UserError(f"mask_share is {self.mask_share}: set it above 0 and below 1")
 
@@ -61,6 +71,11 @@ class LogRatioEnergy:
     pool: Pool = "mean"
     over: Over = "continuation"
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_dropout(self.dropout)
+        if not math.isfinite(self.alpha):
+            raise UserError(f"alpha is {self.alpha}: set it to a number, such as 0.25")
 
 
 @final

@@ -27,6 +27,7 @@ from freenergy.storage import whole
 from freenergy.training.feature_cache import FeatureCache
 
 _NEAR_CEILING = 0.8
+_MOST_NATS = 700.0  # a token: e to more is no number
 
 
 @final
@@ -95,7 +96,7 @@ def certify(
         base=ratio(log_p, t),
         certified=ratio(log_p + g, t),
         nats_per_sequence=nats,
-        percent=_around(rate(g, t), lambda value: 100 * (1 - math.exp(-value))),
+        percent=_around(rate(g, t), lambda value: 100 * (1 - math.exp(min(-value, _MOST_NATS)))),
         nce_accuracy=(_share_below(real, torch.zeros(())) + _share_below(-drawn, torch.zeros(()))) / 2,
         pair_accuracy=_share_below(real, drawn),
         ess=effective_sample_size(weights).mean().item(),

@@ -9,11 +9,11 @@ from typing import Any
 
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
-from freenergy.negatives.sources import FromBase
 from freenergy.negatives.store import Identity, NegativeStore, write_negatives
-from freenergy.pipeline.negatives import BASE_ALONE, identify
+from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
+from freenergy.protocols import ANCESTRAL
 from freenergy.randomness import Rng
 
 _SHARD = 4  # windows whose draws appear at a time
@@ -35,7 +35,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     windows, rng = corpus.windows(settings.split), Rng(run.recipe.seed).child("candidates")
     rows = rng.child("windows").permutation(len(windows))[: settings.certified_windows]
     lm = open_base(run.stage("base"), corpus.tokenizer)
-    source = FromBase(lm, corpus.space, together=type(lm).__name__ != "RemoteLM")
+    source = from_base(lm, corpus, ANCESTRAL)
     write_negatives(folder, rows, windows, source, _identity(run, corpus), rng, progress, shard=_SHARD, batch=1)
     return {"windows": len(rows), "draws": settings.candidates - 1, "split": settings.split}
 

@@ -8,7 +8,9 @@ from typing import Any
 from freenergy.base.opening import locate_model, open_base
 from freenergy.card import model_card
 from freenergy.corpus import Corpus
+from freenergy.energies.opening import RECORD
 from freenergy.energies.settings import BitEnergy, EnergySettings, ProductEnergy, SavedEnergy
+from freenergy.errors import UserError
 from freenergy.negatives.store import NegativeStore
 from freenergy.pipeline.negatives import chosen_windows, make_source, stored_identity
 from freenergy.pipeline.run import Plan, Run, Stage
@@ -26,12 +28,12 @@ def _plan(run: Run, progress: Progress) -> Plan:
         "seed": run.recipe.seed,
         "settings": asdict(settings),
         "training": asdict(run.recipe.training),
-        "others": _others(settings, progress),
+        "others": _others(run, settings, progress),
     }
     return Plan(inputs, partial(_work, run, settings))
 
 
-def _others(settings: EnergySettings, progress: Progress) -> list[str]:
+def _others(run: Run, settings: EnergySettings, progress: Progress) -> list[str]:
     """Fingerprints of what the energy takes from elsewhere, so that a change there is noticed."""
     parts = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
     marks = []
@@ -42,8 +44,17 @@ def _others(settings: EnergySettings, progress: Progress) -> list[str]:
 
                 marks.append(checkpoint_fingerprint(locate_model(name, progress)))
             case SavedEnergy(path=path):
+                _check_saved(Path(path), run.stage("energy"))
                 marks += [file_hash(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]
     return marks
+
+
+def _check_saved(path: Path, stage: Path) -> None:
+    """Refuse before anything is done what is missing, or would be cleared away by the stage that reads it."""
+    if not (path / RECORD).is_file():
+        raise UserError(f"there is no energy in {path} (a saved part): give a folder that has {RECORD} in it")
+    if path.resolve().is_relative_to(stage.resolve()):
+        raise UserError(f"the saved part {path} lies in the folder that this run trains in: copy it elsewhere first")
 
 
 def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Stage ``evaluation``: how good base and joint model are on held-out text, and what they write."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,14 @@ def _certified(
     run: Run, corpus: Corpus, lm: LanguageModel, energy: nn.Module, folder: Path, progress: Progress
 ) -> CertifiedReport:
     """Score the candidates of every window, and see what is gained."""
-    windows, store = corpus.windows(run.recipe.evaluation.split), open_candidates(run, corpus)
-    cache = FeatureCache(run.features, StoredContrast(windows, store), is_own=False, at_once=_WINDOWS)
-    numbers = score_windows(lm, energy, cache, folder / "scores", progress)
-    return certify(**numbers, documents=windows.documents[store.rows.numpy()])
+    split = run.recipe.evaluation.split
+    windows, store = corpus.windows(split), open_candidates(run, corpus)
+    cache = FeatureCache(run.features, StoredContrast(windows, store), is_own=split == "train", at_once=_WINDOWS)
+    numbers = score_windows(lm, energy, cache, folder / "scores", progress, rows=run.recipe.training.rows)
+    report = certify(**numbers, documents=windows.documents[store.rows.numpy()])
+    if split == "test":
+        return report
+    return replace(report, note=f"measured on {split} text, which the energy was chosen by. {report.note}".strip())
 
 
 def _samples(

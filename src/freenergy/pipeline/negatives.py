@@ -15,7 +15,7 @@ from freenergy.negatives.sources import FromBase, Mixed
 from freenergy.negatives.store import Identity, write_negatives
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel, NegativeSource
+from freenergy.protocols import ANCESTRAL, LanguageModel, NegativeSource, Truncation
 from freenergy.randomness import Rng
 from freenergy.storage import fingerprint, read_json
 
@@ -26,7 +26,15 @@ Sources = tuple[BaseNegatives | InfilledNegatives, ...]
 
 
 def _plan(run: Run, progress: Progress) -> Plan:
-    return Plan({"seed": run.recipe.seed, "settings": asdict(run.recipe.negatives)}, partial(_work, run))
+    settings = run.recipe.negatives
+    models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
+    return Plan({"seed": run.recipe.seed, "settings": asdict(settings), "models": models}, partial(_work, run))
+
+
+def _mark(model: str) -> str:
+    from freenergy.base.checkpoints import checkpoint_fingerprint
+
+    return checkpoint_fingerprint(Path(model))
 
 
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -42,7 +50,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
         if split == "train" and settings.fresh:
             continue
         identity, rows = stored_identity(run, corpus, split), chosen_windows(run, corpus, split)
-        source = make_source(settings, lm, corpus) if split == "train" else FromBase(lm, corpus.space)
+        source = make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL)
         write_negatives(
             folder / split,
             rows,
@@ -94,10 +102,14 @@ def make_source(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -
     return parts[0] if len(parts) == 1 else Mixed(list(zip(parts, settings.counts, strict=True)))
 
 
+def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromBase:
+    """Draws of the base; a server draws by a seed a request, networks and tables many windows at once."""
+    return FromBase(lm, corpus.space, truncation, together=type(lm).__name__ != "RemoteLM")
+
+
 def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
     if isinstance(settings, BaseNegatives):
-        # a server draws by a seed a request; networks and tables draw many windows at once
-        return FromBase(lm, corpus.space, settings.truncation, together=type(lm).__name__ != "RemoteLM")
+        return from_base(lm, corpus, settings.truncation)
     from freenergy.base.checkpoints import load_checkpoint
     from freenergy.negatives.infilling import Infilling
 

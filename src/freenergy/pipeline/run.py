@@ -60,6 +60,9 @@ class Run:
         if not path.is_file():
             raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
         record: dict[str, Any] = read_json(path)
+        for before, key in record.get("after", {}).items():
+            if self.finished(before).get("key") != key:
+                raise UserError(f"{self.folder}: {before} has changed since {name} was made; `freenergy run` it again")
         return record
 
 
@@ -119,8 +122,9 @@ def run(
         keys: dict[str, str] = {}
         for each, plan in zip(chosen, plans, strict=True):
             before = [keys[name] for name in each.after if name in keys]  # a run without an energy has fewer stages
-            keys[each.name] = key = fingerprint([_version("freenergy"), each.name, plan.inputs, before])
-            yield _done(each, this, key) or _do(each, plan, this, key, progress)
+            key = fingerprint([_version("freenergy"), each.name, plan.inputs, before])
+            yield _done(each, this, key) or _do(each, plan, this, key, keys, progress)
+            keys[each.name] = key
 
 
 def _up_to(stage: str | None, recipe: Recipe) -> tuple[Stage, ...]:
@@ -144,7 +148,7 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
 
 
-def _do(stage: Stage, plan: Plan, this: Run, key: str, progress: Progress) -> StageResult:
+def _do(stage: Stage, plan: Plan, this: Run, key: str, keys: dict[str, str], progress: Progress) -> StageResult:
     folder = this.stage(stage.name)
     begun = folder / _BEGUN
     if not begun.is_file() or read_json(begun).get("key") != key:
@@ -157,8 +161,9 @@ def _do(stage: Stage, plan: Plan, this: Run, key: str, progress: Progress) -> St
     versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     # through JSON, so that a fresh result and a cached one are the same
     summary = json.loads(json.dumps(summary))
-    record = {"key": key, "summary": summary, "seconds": seconds, "cpu_seconds": cpu_seconds, "versions": versions}
-    write_json(folder / _DONE, record)
+    after = {name: keys[name] for name in stage.after if name in keys}
+    record = {"key": key, "after": after, "summary": summary, "versions": versions}
+    write_json(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
     return StageResult(stage.name, summary, seconds, was_cached=False)
 
 

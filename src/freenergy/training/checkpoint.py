@@ -49,7 +49,7 @@ def restore(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, ave
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             state = TrainingState(**json.loads(file.metadata()["state"]))
         _fill(tensors, module, optimiser)
-        average.tensors = {name: tensors[f"average.{name}"] for name in average.tensors}
+        average.tensors = {name: tensors[f"average.{name}"].to(w.device) for name, w in average.tensors.items()}
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the checkpoint {path} does not belong to this model or is damaged ({type(error).__name__}): "

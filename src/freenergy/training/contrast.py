@@ -5,6 +5,7 @@
 Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn anew at every step.
 """
 
+from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -27,9 +28,19 @@ class Contrast(Protocol):
         """How many windows."""
         ...
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> "Batch":
         """The windows at these places, the datum first and ``num`` negatives after it."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What an energy reads in one step, and where stored strings stand: window, and column with the datum at 0."""
+
+    x: Continuations
+    index: Int[Tensor, " batch"]
+    columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
 
 
 @final
@@ -42,7 +53,7 @@ class StoredContrast:
     def __len__(self) -> int:
         return len(self.store)
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
         """A random choice of each window's negatives, without replacement."""
         K = self.store.per_prefix
         if num > K:
@@ -54,7 +65,7 @@ class StoredContrast:
         order = rng.child("negatives").uniform(len(index), K).argsort(1)[:, :num] + 1
         chosen = torch.cat([torch.zeros(len(index), 1, dtype=torch.long), order], dim=1)
         rows = torch.arange(len(index)).unsqueeze(1)
-        return Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
+        return Batch(Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen]), index, chosen)
 
     def all(self, index: Int[Tensor, " batch"]) -> Continuations:
         """The windows at these places with all their negatives."""
@@ -72,8 +83,9 @@ class FreshContrast:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Continuations:
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
         """New negatives, from the stream of this step."""
         rows = self.rows[index]
         data = self.windows.continuations(rows)
-        return Continuations.cat([data, self.source.draw(rows, data, num, rng.child("negatives")).x], dim=1)
+        draws = self.source.draw(rows, data, num, rng.child("negatives"))
+        return Batch(Continuations.cat([data, draws.x.to(data.tokens.device)], dim=1), index)

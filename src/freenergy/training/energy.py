@@ -7,6 +7,7 @@ certified gain with n = K + 1 candidates (``partition.certificate``): early stop
 """
 
 import math
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -17,13 +18,32 @@ from freenergy.energies.checked import energies_in_parts, energies_of
 from freenergy.errors import UserError
 from freenergy.partition import certified_gain
 from freenergy.progress import Progress
-from freenergy.protocols import Energy, Loss, Objective, Scores
+from freenergy.protocols import Loss, Objective, Scores
 from freenergy.randomness import Rng
-from freenergy.training.contrast import Contrast, StoredContrast
+from freenergy.training.contrast import Batch, Contrast, StoredContrast
+from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step, Validation
 from freenergy.training.settings import EnergyTraining
 
+_MOST_NATS = 700.0  # a token: e to more is no number
 _ENOUGH_PAIRS = 5_000  # seen without leaving chance, before a word is said about it
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Energies that are trained already: of the stored windows as numbers, of fresh draws by reading."""
+
+    energy: nn.Module
+    train: Float[Tensor, "M candidates"] | None
+    validation: Float[Tensor, "W candidates"]
+
+    @torch.no_grad()
+    def of(self, batch: Batch) -> Float[Tensor, "B N"]:
+        """E of a training batch; its data stand in the training text and are not looked up there."""
+        if self.train is not None and batch.columns is not None:
+            return self.train[batch.index.unsqueeze(1), batch.columns]
+        return own_energies(self.energy, batch.x)
 
 
 @final
@@ -38,7 +58,7 @@ class EnergyTask:
         objective: Objective,
         settings: EnergyTraining,
         rng: Rng,
-        offset: Energy | None = None,
+        offset: Offset | None = None,
     ) -> None:
         steps = settings.optimisation
         if len(train) < steps.batch_size:
@@ -51,15 +71,12 @@ class EnergyTask:
         self.settings, self.rng = settings, rng
         self.micro_size = steps.batch_size // steps.accumulate
         self.held_out = validation.all(torch.arange(len(validation)))
-        self.held_out_offset = energies_in_parts(offset, self.held_out) if offset is not None else None
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
-        x = self.train.batch(self._index(step, micro), self.settings.negatives, rng)
-        E = energies_of(self.module, x, where=f"the batch of step {step}").double()
-        with torch.no_grad():
-            offset = self.offset(x).to(E) if self.offset is not None else torch.zeros_like(E)
-        found = self.objective(*_scores(E + offset))
+        batch = self.train.batch(self._index(step, micro), self.settings.negatives, rng)
+        E = energies_of(self.module, batch.x, where=f"the batch of step {step}").double()
+        found = self.objective(*_scores(E if self.offset is None else E + self.offset.of(batch).to(E)))
         if not self.settings.energy_l2:
             return found
         return Loss(found.value + self.settings.energy_l2 * (E**2).mean(), found.metrics)
@@ -67,7 +84,7 @@ class EnergyTask:
     def validate(self) -> Validation:
         """Certified gain, accuracies and energies on the held-out windows."""
         E = energies_in_parts(self.module, self.held_out, rows=self.settings.rows, where="validation")
-        return validation_of(E if self.held_out_offset is None else E + self.held_out_offset, self.objective)
+        return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
 
     def _index(self, step: int, micro: int) -> Tensor:
         """Windows in a new order every epoch; only whole batches."""
@@ -121,7 +138,7 @@ class Watch:
 
     def percent(self, gain: float) -> float:
         """A gain in nats a sequence as a change of perplexity."""
-        return 100 * (math.exp(-gain / self._tokens) - 1)
+        return 100 * (math.exp(min(-gain / self._tokens, _MOST_NATS)) - 1)
 
     def _speak(self, record: Step) -> None:
         """Still at chance after a while: it need not be a bug, and there is something to do."""

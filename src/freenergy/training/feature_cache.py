@@ -2,11 +2,11 @@
 
     features/<mark>/00032.safetensors      of the windows from the 32nd on, [windows, 1 + K, F], the datum first
 
-The mark names what the features depend on: the energy's settings, and the windows with their draws (which name the
-base, the tokenizer and the corpus). An energy that is fitted again, alone or in another product, finds them there.
+The mark names what the features depend on: the energy's settings and counts, and the windows with their draws (which
+name the base, the tokenizer and the corpus). An energy that is fitted again, alone or in another product, finds them.
 """
 
-from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import final
 
@@ -19,6 +19,7 @@ from freenergy.energies.checked import energies_in_parts
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.product import Product
 from freenergy.progress import Progress
+from freenergy.sequences import Continuations
 from freenergy.storage import fingerprint, whole
 from freenergy.training.contrast import StoredContrast
 
@@ -45,15 +46,18 @@ class FeatureCache:
 
     def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
         """Features of one chunk, float32, from disk where they are there."""
-        mark = fingerprint([asdict(energy.settings), self.contrast.store.fingerprint, self.is_own, self.at_once])
+        of = self.contrast.store.fingerprint
+        mark = fingerprint([version("freenergy"), energy.fingerprint, of, self.is_own, self.at_once])
         path = self.folder / mark / f"{int(chunk[0]):05d}.safetensors"
         if not path.is_file():
-            x = self.contrast.all(chunk)
-            data = energy.features(x.candidates(slice(0, 1)), is_own=self.is_own)
-            negatives = energy.features(x.candidates(slice(1, None)))
+            found = self._read(energy, chunk).float().cpu().contiguous()
             with whole(path) as aside:
-                save_file({"features": torch.cat([data, negatives], dim=1).float().cpu().contiguous()}, aside)
+                save_file({"features": found}, aside)
         return load_file(path)["features"]
+
+    def _read(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
+        x = self.contrast.all(chunk)
+        return own_features(energy, x) if self.is_own else energy.features(x)
 
     @torch.no_grad()
     def energies(self, energy: nn.Module, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
@@ -68,3 +72,21 @@ class FeatureCache:
     def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
         """E of every window."""
         return torch.cat([self.energies(energy, chunk, rows) for chunk in self.chunks()])
+
+
+def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N F"]:
+    """Features of windows of the training text: the datum, in the first column, must not find itself there."""
+    if not energy.knows_text:
+        return energy.features(x)
+    data = energy.features(x.candidates(slice(0, 1)), is_own=True)
+    return torch.cat([data, energy.features(x.candidates(slice(1, None)))], dim=1)
+
+
+def own_energies(energy: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
+    """E of the same, float64, by reading."""
+    if isinstance(energy, Product):
+        parts = zip(energy.scales, energy.parts, strict=True)
+        return torch.stack([scale * own_energies(part, x) for scale, part in parts]).sum(0)
+    if isinstance(energy, FeatureEnergy):
+        return energy.energy_of(own_features(energy, x)).double().cpu()
+    return energies_in_parts(energy, x)

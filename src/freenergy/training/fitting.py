@@ -6,6 +6,7 @@ Saved parts stay. Linear parts are fitted together, one convex problem. Networks
 parts before it have left: since every part starts at E = 0, adding one never begins worse than before.
 """
 
+import json
 from pathlib import Path
 from typing import Any, final
 
@@ -16,15 +17,15 @@ from torch import Tensor, nn
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.opening import RECORD, load_energy
 from freenergy.energies.product import Product
-from freenergy.energies.settings import EnergySettings, PartEnergy, ProductEnergy, SavedEnergy
+from freenergy.energies.settings import EnergySettings, NgramEnergy, PartEnergy, ProbeEnergy, ProductEnergy, SavedEnergy
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.storage import read_json, write_json
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrast import StoredContrast
-from freenergy.training.convex import Features, Offset, choose_l2
-from freenergy.training.energy import EnergyTask, Watch, validation_of
+from freenergy.training.convex import Features, choose_l2
+from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import fit
 from freenergy.training.settings import EnergyTraining
@@ -36,13 +37,18 @@ def train_energy(
     """Train, or go on training, in ``folder``; the energy, and how it went."""
     wanted = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
     fitting = _Fitting(training, material, folder, rng, progress)
+    linear = [i for i, part in enumerate(wanted) if isinstance(part, NgramEnergy | ProbeEnergy)]
+    # linear parts are fitted together, so that they are done together or not at all
+    is_fitted = all((folder / f"part-{i}" / RECORD).is_file() for i in linear)
     for i, part in enumerate(wanted):
-        fitting.take(i, part)
+        fitting.take(i, part, anew=i in linear and not is_fitted)
     fitting.fit_linear()
     for i in sorted(fitting.waiting):
         fitting.fit_network(i)
     parts = [fitting.done[i] for i in range(len(wanted))]
     energy = Product(parts) if isinstance(settings, ProductEnergy) else parts[0]
+    for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
+        path.unlink()
     return energy, {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
 
 
@@ -60,10 +66,10 @@ class _Fitting:
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
 
-    def take(self, i: int, settings: PartEnergy) -> None:
+    def take(self, i: int, settings: PartEnergy, *, anew: bool) -> None:
         """Part i as it was left, or new."""
         material, path = self.material, self.folder / f"part-{i}"
-        if (path / RECORD).is_file():
+        if (path / RECORD).is_file() and not anew:
             self.done[i] = load_energy(path, base=material.base, tokenizer=material.corpus.tokenizer)
             return
         rng = self.rng.child("part", i)
@@ -85,7 +91,8 @@ class _Fitting:
         cache = self.caches["validation"]
         held_out = [_split(cache.all_features(energy, "validation", self.progress)) for energy in parts.values()]
         self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
-        offsets = self._offset("train"), self._offset("validation")
+        offset = self._offset()
+        offsets = (offset.train, offset.validation) if offset else (None, None)
         grid = self.training.l2
         chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
         for i, energy in parts.items():
@@ -97,35 +104,33 @@ class _Fitting:
         """One network by gradient descent, on top of the parts that are done."""
         energy, training, material = self.waiting[i], self.training, self.material
         rng, folder, steps = self.rng.child("network", i), self.folder / f"training-{i}", training.optimisation
-        task = EnergyTask(
-            energy, material.train, material.validation, training.objective, training, rng, self._sum_of_done()
-        )
+        offset = self._offset()
+        task = EnergyTask(energy, material.train, material.validation, training.objective, training, rng, offset)
         tokens = task.held_out.lengths[:, 0].double().mean().item()
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         with self.progress.track(f"training {type(energy).__name__}", steps.steps, "steps") as advance:
-            last, best = 0, 0
+            last = 0
             for record in fit(task, steps, folder, rng):
                 advance(record.step - last, watch.line(record))
-                last, best = record.step, record.step if record.is_best else best
+                last = record.step
         weights = sum(weight.numel() for weight in energy.parameters())
-        told = {"kind": energy.settings.kind, "weights": weights, "steps": last, "best_step": best}  # type: ignore[union-attr]
-        self.keep(i, energy, told | self._crossed(energy))
-        for path in folder.glob("*.safetensors"):
-            path.unlink()
+        told = {"kind": energy.settings.kind, "weights": weights}  # type: ignore[union-attr]
+        self.keep(i, energy, told | steps_taken(folder) | self._crossed(energy))
 
     def _crossed(self, energy: nn.Module) -> dict[str, Any]:
         """What an energy that reads through text could not read exactly on the validation windows."""
         if getattr(energy, "crossing", None) is None:
             return {}
         contrast = self.material.validation
-        lossy = energy.lossy(contrast.all(torch.arange(len(contrast))))  # type: ignore[operator]
-        share = lossy.double().mean().item()
+        x = contrast.all(torch.arange(len(contrast)))
+        losses: dict[str, int] = energy.losses(x)  # type: ignore[operator]
+        share = energy.lossy(x).double().mean().item()  # type: ignore[operator]
         if share:
             self.progress.say(
                 f"{100 * share:.2g} % of the continuations lose characters on their way to the encoder's tokenizer "
-                f"({', '.join(sorted(energy.lost))}): it scores what is left of them"  # type: ignore[arg-type]
+                f"({', '.join(sorted(losses))}): it scores what is left of them"
             )
-        return {"lossy_share": share, "losses": dict(energy.lost)}  # type: ignore[arg-type]
+        return {"lossy_share": share, "losses": losses}
 
     def keep(self, i: int, energy: nn.Module, told: dict[str, Any]) -> None:
         """A part is done: it stays as it is from here on."""
@@ -144,13 +149,19 @@ class _Fitting:
         found = validation_of(E, self.training.objective)
         return {"certified_gain": -found.value, "candidates": float(E.shape[1]), **found.metrics}
 
-    def _sum_of_done(self) -> Product | None:
-        parts = [self.done[i] for i in sorted(self.done)]
-        return Product(parts) if parts else None
+    def _offset(self) -> Offset | None:
+        """The energies of the parts that are done, on all stored windows."""
+        if not self.done:
+            return None
+        total, rows = Product([self.done[i] for i in sorted(self.done)]), self.training.rows
+        train = self.caches["train"].all_energies(total, rows) if "train" in self.caches else None
+        return Offset(total, train, self.caches["validation"].all_energies(total, rows))
 
-    def _offset(self, name: str) -> Offset | None:
-        total = self._sum_of_done()
-        return None if total is None else self.caches[name].all_energies(total, self.training.rows)
+
+def steps_taken(folder: Path) -> dict[str, int]:
+    """How long a network was trained, from its own records, whatever interrupted it."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {"steps": len(records), "best_step": max(record["step"] for record in records if record["is_best"])}
 
 
 def _split(features: Float[Tensor, "M candidates F"]) -> Features:
