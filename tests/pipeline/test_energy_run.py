@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 
 import freenergy
 from freenergy import JointModel, UserError, load, load_recipe, run
+from freenergy.config import make_recipe
 from freenergy.energies.settings import NgramEnergy
 from freenergy.storage import file_hash, read_json
 
@@ -181,6 +183,9 @@ def test_negatives_of_another_model_are_refused(done, recipe, tmp_path):
         ("energy.parts=[]", "a product needs parts"),
         ('training.objective.kind="margin"', r"training\.objective\.kind is 'margin'; choose one of"),
         ('training.objective={kind="ranking", noise_ratio=2.0}', r"unknown key training\.objective\.noise_ratio"),
+        ("energy.parts=[{}]", r"energy\.parts\.0 has no kind"),
+        ('energy={kind="unit", dropout=2.0}', "dropout is 2.0: set it to at least 0 and below 1"),
+        ('energy={kind="ngram", skips=[0]}', r"skips is \[0\]"),
         ('energy.parts=[{kind="probe", order=2}]', r"unknown key energy\.parts\.0\.order"),
         ('negatives.sources=[{kind="base", top_k=0}]', "top_k is 0"),
         ('energy.kind="bert"', r"energy\.kind is 'bert'; choose one of"),
@@ -253,3 +258,65 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(rec
         assert file_hash(cut / name) == file_hash(tmp_path / "whole" / name)
     assert read_json(cut / "evaluation/evaluation.json") == read_json(tmp_path / "whole/evaluation/evaluation.json")
     assert hashes(cut) == hashes(tmp_path / "whole")
+
+
+def test_linear_parts_are_done_together_or_not_at_all(done, tmp_path):
+    """Killed between the saving of two linear parts: both are fitted again, and all ends with the same bits."""
+    folder, results = done
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    energy = again / "energy"
+    (energy / "stage.json").unlink()
+    shutil.rmtree(energy / "part-1")
+    shutil.rmtree(energy / "part-2")
+    shutil.rmtree(energy / "training-2")
+    redone = list(run(freenergy.Run.open(again).recipe, again))
+    assert [result.was_cached for result in redone] == [True, True, True, False, True, True]
+    assert redone[3].summary == results[3].summary
+    for part in range(3):
+        name = f"energy/part-{part}/energy.safetensors"
+        assert file_hash(again / name) == file_hash(folder / name)
+
+
+def test_a_saved_part_that_is_missing_costs_nothing(done, tmp_path):
+    folder, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    parts = [{"kind": "saved", "path": str(tmp_path / "gone")}, {"kind": "ngram"}]
+    for path, words in ((tmp_path / "gone", "there is no energy in"), (again / "energy/part-0", "lies in the folder")):
+        parts[0]["path"] = str(path)
+        table = freenergy.Run.open(again).recipe.to_json() | {"energy": {"kind": "product", "parts": parts}}
+        with pytest.raises(UserError, match=words):
+            list(run(make_recipe(table), again))
+    load(again)
+
+
+def test_an_energy_of_an_older_base_is_not_loaded(done, tmp_path):
+    folder, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    table = freenergy.Run.open(again).recipe.to_json()
+    table["base"]["optimisation"]["steps"] = 3
+    list(run(make_recipe(table), again, stage="base"))
+    with pytest.raises(UserError, match="base has changed since negatives was made"):
+        load(again)
+
+
+def test_folders_of_others_are_kept(done, tmp_path):
+    joint = load(done[0])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for each in (joint, joint.energy, *joint.energy.parts):
+        with pytest.raises(UserError, match="holds something else"):
+            each.save_pretrained(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_what_has_no_numbers_is_scored_as_nothing(done):
+    joint = load(done[0])
+    nothing = joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[]]))
+    assert tuple(nothing.energy.shape) == (1, 0)
+    empty = joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[[]]]))
+    assert torch.isfinite(empty.log_score).all()
+    with pytest.raises(UserError, match="a token id is not below"):
+        joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[[10_000]]]))

@@ -35,8 +35,8 @@ class Offset:
     """Energies that are trained already: of the stored windows as numbers, of fresh draws by reading."""
 
     energy: nn.Module
-    train: Float[Tensor, "M candidates"] | None
-    validation: Float[Tensor, "W candidates"]
+    train: Float[Tensor, "M stored"] | None
+    validation: Float[Tensor, "W held_out"]
 
     @torch.no_grad()
     def of(self, batch: Batch) -> Float[Tensor, "B N"]:
