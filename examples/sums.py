@@ -62,7 +62,7 @@ class Settings:
         return SequenceSpace(vocab_size=len(SYMBOLS), length=self.digits + 2, eos=EOS)
 
 
-QUICK = Settings(width=48, energy_steps=200, energy_rate=1e-3, negatives=3, test=300, candidates=(1, 4, 16))
+QUICK = Settings(width=48, energy_steps=300, energy_rate=1e-3, negatives=3, test=300, candidates=(1, 4, 16))
 
 
 def encode(text: str) -> list[int]:

@@ -200,7 +200,7 @@ def test_a_base_of_another_corpus_is_not_written_with(call, done, tmp_path):
     folder, recipe = shutil.copytree(done[0], tmp_path / "copy"), done[1]
     changed = call("run", recipe, "--out", folder, *QUICK, "--set", "tokenizer.vocab_size=380", "--stage", "corpus")
     assert changed[0] == 0
-    refused(call("sample", folder, "--prefix", "The"), "has changed since its base was made")
+    refused(call("sample", folder, "--prefix", "The"), "corpus has changed since base was made")
 
 
 def test_odd_values(call, done, recipe, tmp_path):
