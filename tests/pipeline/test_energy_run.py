@@ -116,7 +116,7 @@ def test_nothing_is_done_twice(done):
     assert [result.summary for result in again] == [result.summary for result in results]
 
 
-@pytest.mark.parametrize("kind", ["unit", "bit", "scratch"])
+@pytest.mark.parametrize("kind", ["unit", "bit", pytest.param("scratch", marks=pytest.mark.slow)])
 def test_networks_learn_in_a_run(recipe, tmp_path, kind):
     head, tail = recipe.read_text().split("[energy]\n")
     energy = {
