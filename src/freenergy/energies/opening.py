@@ -6,11 +6,12 @@ from pathlib import Path
 from torch import nn
 
 from freenergy.corpus import Tokenizer
+from freenergy.energies.features import CONFIG
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
 from freenergy.storage import read_json
 
-RECORD = "energy.json"
+RECORD = CONFIG
 _HOMES = {  # imported when they are needed, since some bring transformers with them
     "unit": ("unit", "Unit"),
     "bit": ("bit", "Bit"),

@@ -19,12 +19,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from freenergy.base.huggingface import HuggingFaceLM
+from freenergy.energies.features import ARRAYS, CONFIG
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
 from freenergy.storage import own_folder, read_json, whole, write_json
 
-_RECORD, _WEIGHTS, _TRUNK = "energy.json", "energy.safetensors", "trunk"
+_TRUNK = "trunk"
 
 
 @contextmanager
@@ -36,18 +37,18 @@ def saved(
     **more: Any,
 ) -> Iterator[Path]:
     """Write the folder whole or not at all; within the block other files can be added."""
-    with whole(own_folder(folder, _RECORD)) as aside:
+    with whole(own_folder(folder, CONFIG)) as aside:
         aside.mkdir()
         network.config.save_pretrained(aside / _TRUNK)
-        save_model(module, str(aside / _WEIGHTS))
+        save_model(module, str(aside / ARRAYS))
         record = {"kind": settings.kind, "settings": asdict(settings), "dtype": str(network.dtype).split(".")[1]}
-        write_json(aside / _RECORD, record | more)
+        write_json(aside / CONFIG, record | more)
         yield aside
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """What ``energy.json`` says."""
-    return read_json(Path(folder) / _RECORD)
+    return read_json(Path(folder) / CONFIG)
 
 
 def rebuilt(folder: str | Path, *, with_head: bool = False) -> PreTrainedModel:
@@ -65,7 +66,7 @@ def rebuilt(folder: str | Path, *, with_head: bool = False) -> PreTrainedModel:
 
 def fill(folder: str | Path, module: nn.Module) -> None:
     """Put the saved weights in place; every one of them must be there."""
-    path = Path(folder) / _WEIGHTS
+    path = Path(folder) / ARRAYS
     try:
         load_model(module, path)
     except (SafetensorError, OSError, RuntimeError) as error:

@@ -6,7 +6,6 @@ Saved parts stay. Linear parts are fitted together, one convex problem. Networks
 parts before it have left: since every part starts at E = 0, adding one never begins worse than before.
 """
 
-import json
 from pathlib import Path
 from typing import Any, final
 
@@ -27,7 +26,7 @@ from freenergy.training.contrast import StoredContrast
 from freenergy.training.convex import Features, choose_l2
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
-from freenergy.training.loop import fit
+from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
 
 
@@ -108,11 +107,7 @@ class _Fitting:
         task = EnergyTask(energy, material.train, material.validation, training.objective, training, rng, offset)
         tokens = task.held_out.lengths[:, 0].double().mean().item()
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
-        with self.progress.track(f"training {type(energy).__name__}", steps.steps, "steps") as advance:
-            last = 0
-            for record in fit(task, steps, folder, rng):
-                advance(record.step - last, watch.line(record))
-                last = record.step
+        fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)
         weights = sum(weight.numel() for weight in energy.parameters())
         told = {"kind": energy.settings.kind, "weights": weights}  # type: ignore[union-attr]
         self.keep(i, energy, told | steps_taken(folder) | self._crossed(energy))
@@ -160,7 +155,7 @@ class _Fitting:
 
 def steps_taken(folder: Path) -> dict[str, int]:
     """How long a network was trained, from its own records, whatever interrupted it."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder)
     return {"steps": len(records), "best_step": max(record["step"] for record in records if record["is_best"])}
 
 

@@ -6,7 +6,6 @@
 Blocks of the stream do not overlap; each epoch cuts it at another offset and in another order, both from the seed.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any, final
@@ -25,7 +24,7 @@ from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
-from freenergy.training.loop import Validation, fit
+from freenergy.training.loop import Validation, fit_watched, read_records
 from freenergy.training.settings import TrainedBase
 
 
@@ -146,17 +145,13 @@ def train_language_model(
         validation_tokens=settings.validation_tokens,
         rng=rng,
     )
-    with progress.track("training", steps.steps, "steps") as advance:
-        last = 0
-        for record in fit(task, steps, folder, rng):
-            advance(record.step - last, f"loss {record.loss:.3f}")
-            last = record.step
+    fit_watched(task, steps, folder, rng, progress, "training")
     return model
 
 
 def training_summary(folder: Path) -> dict[str, Any]:
     """How a finished training went, from its own records."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_records(folder)
     best = [record for record in records if record["is_best"]][-1]
     return {
         "steps": records[-1]["step"],

@@ -10,7 +10,7 @@ randomness from ``rng.child("step", s)``, so a killed run goes on from its last 
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from freenergy.errors import UserError
+from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
 from freenergy.storage import write_text
@@ -95,6 +96,28 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
             saved_at = time.monotonic()
         yield record
     restore_weights(best, task.module)
+
+
+def fit_watched(
+    task: Task,
+    settings: Optimisation,
+    folder: Path,
+    rng: Rng,
+    progress: Progress,
+    label: str,
+    line: Callable[[Step], str] = lambda record: f"loss {record.loss:.3f}",
+) -> None:
+    """``fit`` to its end, under a bar with a line of words."""
+    with progress.track(label, settings.steps, "steps") as advance:
+        last = 0
+        for record in fit(task, settings, folder, rng):
+            advance(record.step - last, line(record))
+            last = record.step
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """The record of every step of a finished training."""
+    return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:

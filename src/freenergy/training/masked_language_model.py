@@ -25,7 +25,7 @@ from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
 from freenergy.training.language_model import Blocks
-from freenergy.training.loop import Validation, fit
+from freenergy.training.loop import Validation, fit_watched
 from freenergy.training.settings import Optimisation
 
 _VALIDATION_TOKENS = 50_000
@@ -115,9 +115,5 @@ def train_masked_trunk(
         optimisation=optimisation,
         rng=rng,
     )
-    with progress.track("learning to fill masks", optimisation.steps, "steps") as advance:
-        last = 0
-        for record in fit(task, optimisation, folder, rng):
-            advance(record.step - last, f"loss {record.loss:.3f}")
-            last = record.step
+    fit_watched(task, optimisation, folder, rng, progress, "learning to fill masks")
     return model
