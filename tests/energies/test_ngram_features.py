@@ -20,7 +20,8 @@ from freenergy.energies.settings import NgramEnergy
 from freenergy.testing import check_energy
 
 V, EOS = 6, 0
-SETTINGS = NgramEnergy(order=3, skips=(1, 2))
+LEXICON = 4
+SETTINGS = NgramEnergy(order=3, skips=(1, 2), lexicon=LEXICON)
 
 
 def text(seed=0, length=400):
@@ -53,6 +54,7 @@ class Slow:
     def __init__(self, stream, order, skips, without=()):
         self.order, self.skips = order, skips
         self.D = [discounts(level.counts) for level in count(stream, vocab_size=V, eos=EOS, order=order).levels]
+        self.lexicon = sorted(range(V), key=lambda v: (-np.count_nonzero(stream == v), v))[:LEXICON]
         self.c, self.pairs = Counter(), Counter()
         for t, token in enumerate(stream):
             if t in without:
@@ -96,7 +98,8 @@ class Slow:
             heads = [(histories(known, t, False), known[t]) for t in at]
             found = [self.pairs[s, h[-s - 1], token] for h, token in heads if len(h) >= s + 1]
             blocks += [*buckets(found), sum(map(math.log1p, found))]
-        return [*blocks, *repeats(list(context), list(x)), len(set(x)) / max(len(x), 1), len(x)]
+        blocks += [*repeats(list(context), list(x)), len(set(x)) / max(len(x), 1), len(x)]
+        return [*blocks, *(list(x).count(v) for v in self.lexicon)]
 
 
 def buckets(found):

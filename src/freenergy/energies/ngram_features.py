@@ -4,9 +4,10 @@
 
 φ holds, for n = 1 … order and for pairs with a gap: how many places have an n-gram that the training text has never,
 once, twice, … more than 256 times; Σ_t log(1 + c); Σ_t log((c(hw) + 0.1) / (c(h·) + 1)); and Σ_t log p_n(x_t | h) of an
-interpolated Kneser-Ney model of order n (``ngram_tables``). It also counts the n-grams of x that the prefix has, and
-those that x has had before. They are sums over places, as log-probabilities are. The context is history; a place whose
-history is too short for an n-gram counts nowhere for it. The base is not needed.
+interpolated Kneser-Ney model of order n (``ngram_tables``). It also counts the n-grams of x that the prefix has, those
+that x has had before, and the places of each of the text's most frequent tokens. They are sums over places, as
+log-probabilities are. The context is history; a place whose history is too short for an n-gram counts nowhere for it.
+The base is not needed.
 
 Legend: R = B·N strings, L continuation length, F features.
 """
@@ -50,7 +51,8 @@ class NgramFeatures(FeatureEnergy):
                 f"the counts are of order {tables.order} with skips {tuple(tables.pairs)} but the energy asks for "
                 f"{settings.order} with {settings.skips}: count again with the energy's settings"
             )
-        super().__init__(settings, _names(settings))
+        self.lexicon = tables.frequent(settings.lexicon)
+        super().__init__(settings, _names(settings) + [f"token {token}: places" for token in self.lexicon])
         self.tables = tables
 
     @property
@@ -100,7 +102,17 @@ class NgramFeatures(FeatureEnergy):
                 log_p = np.where(mask, np.log(one.prob), 0.0)
                 columns += [log_p.sum(1), log_p.min(1, initial=0.0)]
         columns += _repeat_columns(x, mask)
-        return np.stack([*columns, length.astype(np.float64)], axis=1)
+        columns.append(length.astype(np.float64))
+        tokens = strings[:, strings.shape[1] - mask.shape[1] :]
+        return np.concatenate([np.stack(columns, axis=1), self._places_of_tokens(tokens)], axis=1)
+
+    def _places_of_tokens(self, tokens: Int64[np.ndarray, "R L"]) -> Float64[np.ndarray, "R lexicon"]:
+        """How often each token of the lexicon stands in each continuation; −1 is no token."""
+        R, num = len(tokens), len(self.lexicon)
+        column = np.full(self.tables.vocab_size + 1, num)  # the last entry is that of −1
+        column[self.lexicon] = np.arange(num)
+        cell = column[tokens] + (num + 1) * np.arange(R)[:, None]
+        return np.bincount(cell.ravel(), minlength=R * (num + 1)).reshape(R, num + 1)[:, :num].astype(np.float64)
 
     def _strings(self, x: Continuations) -> Int64[np.ndarray, "R W"]:
         """The continuations behind as much of their contexts as an n-gram can reach; −1 where nothing is known."""

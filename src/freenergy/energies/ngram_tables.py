@@ -4,9 +4,7 @@
     p_k(w | h) = (a(hw) − D_k(a(hw))) / a(h·) + γ(h) · p_{k−1}(w | h′),      γ(h) = Σ_w D_k(a(hw)) / a(h·)
 
 Own text finds itself: to a window of the training text each of its n-grams has been seen. ``own`` leaves a window's own
-continuation out. With δ(u) the number of its places where the k-gram u ends, c falls by δ, and where c falls to zero
-the (k−1)-gram behind u loses one of the tokens that it follows, so its a falls by one. All of p_k follows exactly, but
-for D_k, which is a property of the whole text.
+continuation out (``ngram_levels``). All of p_k follows exactly, but for D_k, which is a property of the whole text.
 
 Keys are exact: a k-gram is its parent's number · V + its last token, as in ``base.ngram_counts``.
 Legend: R strings of W tokens, of which the last L are the places that are asked about; order n.
@@ -14,7 +12,6 @@ Legend: R strings of W tokens, of which the last L are the places that are asked
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -24,8 +21,8 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from freenergy.base.ngram import discounts
 from freenergy.base.ngram_counts import NgramCounts, count
+from freenergy.energies.ngram_levels import Groups, Level, without
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
 from freenergy.storage import whole
@@ -44,46 +41,6 @@ class Seen(NamedTuple):
     prob: Float64[np.ndarray, "R L"]  # p_k(w | h) with the history that there is; ones for skip-grams
 
 
-class _Counted(NamedTuple):
-    """All that p_k needs at each place."""
-
-    c: Int64[np.ndarray, "R L"]  # c(hw)
-    history: Int64[np.ndarray, "R L"]  # c(h·)
-    a: Int64[np.ndarray, "R L"]  # a(hw)
-    total: Int64[np.ndarray, "R L"]  # a(h·)
-    taken: Float64[np.ndarray, "R L"]  # Σ_w D(a(hw))
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """All k-grams: sorted keys, and sums over the children of each context. Others end with the entry of node −1."""
-
-    keys: Int64[np.ndarray, " nodes"]
-    raw: Int64[np.ndarray, " nodes+1"]
-    adjusted: Int64[np.ndarray, " nodes+1"]
-    raw_total: Int64[np.ndarray, " contexts"]  # c(h·)
-    total: Int64[np.ndarray, " contexts"]  # a(h·)
-    taken: Float64[np.ndarray, " contexts"]  # Σ_w D(a(hw))
-    D: Float64[np.ndarray, " 4"]
-
-    @classmethod
-    def of(cls, keys: np.ndarray, raw: np.ndarray, adjusted: np.ndarray, num_contexts: int, V: int) -> "_Level":
-        D, context = discounts(adjusted), keys // V
-
-        def over_children(values: np.ndarray) -> np.ndarray:
-            return np.append(np.bincount(context, values, num_contexts), 0)
-
-        taken = over_children(D[np.minimum(adjusted, 3)])
-        raw_total, total = (over_children(values).astype(np.int64) for values in (raw, adjusted))
-        raw, adjusted = (np.append(values, 0).astype(np.int64) for values in (raw, adjusted))
-        return cls(keys, raw, adjusted, raw_total, total, taken, D)
-
-    def look_up(self, context: Int64[np.ndarray, "R L"], node: Int64[np.ndarray, "R L"]) -> _Counted:
-        total = (self.raw_total[context], self.total[context], self.taken[context])
-        return _Counted(self.raw[node], total[0], self.adjusted[node], total[1], total[2])
-
-
 @final
 class NgramTables:
     """Counts of all n-grams of 1 … n tokens and of pairs with a gap, ready to be asked about many places at once."""
@@ -95,7 +52,7 @@ class NgramTables:
         self.vocab_size, self.eos, self.order = counts.vocab_size, counts.eos, counts.order
         sizes = [1, *map(len, counts.levels[:-1])]
         self._levels = [
-            _Level.of(level.keys, seen, level.counts, size, self.vocab_size)
+            Level.of(level.keys, seen, level.counts, size, self.vocab_size)
             for level, seen, size in zip(counts.levels, raw, sizes, strict=True)
         ]
 
@@ -137,6 +94,11 @@ class NgramTables:
         pairs = {s: np.unique(np.concatenate(parts), return_counts=True) for s, parts in found.items()}
         return cls(counts, raw, pairs)
 
+    def frequent(self, num: int) -> Int64[np.ndarray, " _"]:
+        """The ``num`` most frequent tokens, all where there are fewer; of two alike the smaller id comes first."""
+        order = np.argsort(-self.raw[0].astype(np.int64), kind="stable")[:num]
+        return self.counts.levels[0].keys[order].astype(np.int64)
+
     def seen(
         self, strings: Int64[np.ndarray, "R W"], length: int, own: Bool[np.ndarray, "R L"] | None = None
     ) -> Iterator[Seen]:
@@ -149,7 +111,7 @@ class NgramTables:
         counted = [level.look_up(*pair) for level, pair in zip(self._levels, nodes, strict=True)]
         if own is not None:
             begins = [_begins_document(strings, depth, k, self.eos)[:, at] for k in range(1, self.order + 1)]
-            counted = _without(own, self._levels, nodes, counted, begins)
+            counted = without(own, self._levels, nodes, counted, begins)
         prob = np.full((len(strings), length), 1 / V)
         for k, (level, (c, history, a, total, taken)) in enumerate(zip(self._levels, counted, strict=True)):
             mixed = (a - level.D[np.minimum(a, 3)] + taken * prob) / np.maximum(total, 1)
@@ -159,7 +121,7 @@ class NgramTables:
             asked = _pair_keys(strings, depth, s, V)[:, at]
             c = np.append(counts, 0)[_find(keys, asked)]
             if own is not None:
-                groups = _Groups(asked, own & (asked >= 0))
+                groups = Groups(asked, own & (asked >= 0))
                 c = np.maximum(c - groups.spread(groups.size), 0)
             yield Seen(asked >= 0, c, np.zeros_like(c), np.ones(c.shape))
 
@@ -241,65 +203,3 @@ def _begins_document(
     first = np.concatenate([np.full((len(strings), k - 1), _NONE), strings], axis=1)[:, :W]
     begins: Bool[np.ndarray, "R W"] = (depth == k - 1) & (first == eos) & (k > 1)
     return begins
-
-
-@final
-class _Groups:
-    """Places of one string that hold the same id."""
-
-    def __init__(self, ids: Int64[np.ndarray, "R L"], valid: Bool[np.ndarray, "R L"]) -> None:
-        rows = np.arange(len(ids))[:, None] * (int(ids.max(initial=0)) + 1)
-        places = np.flatnonzero(valid)
-        _, first, inverse, self.size = np.unique(
-            (rows + ids).ravel()[places], return_index=True, return_inverse=True, return_counts=True
-        )
-        self.first = places[first]  # one place of each group
-        self.group = np.full(ids.shape, _NONE)
-        self.group.ravel()[places] = inverse
-
-    def spread(self, values: Integer[np.ndarray, " groups"] | Float64[np.ndarray, " groups"]) -> np.ndarray:
-        """The value of its group at each place; 0 at places without one."""
-        spread: np.ndarray = np.append(values, 0)[self.group]
-        return spread
-
-
-def _without(
-    own: Bool[np.ndarray, "R L"],
-    levels: list[_Level],
-    nodes: list[tuple[np.ndarray, np.ndarray]],
-    counted: list[_Counted],
-    begins: list[Bool[np.ndarray, "R L"]],
-) -> list[_Counted]:
-    """The counts of a text that lacks the own places of each string."""
-    less: list[_Counted] = []
-    vanished = np.zeros(0, dtype=np.int64)  # a place of each (k+1)-gram that is gone
-    for k in reversed(range(len(levels))):
-        (context, node), before, D = nodes[k], counted[k], levels[k].D
-        groups = _Groups(node, own & (node >= 0))
-        fewer = groups.size
-        if k + 1 < len(levels):
-            behind = groups.group.ravel()[vanished]
-            types = np.bincount(behind[behind >= 0], minlength=len(fewer))
-            fewer = np.where(begins[k].ravel()[groups.first], fewer, types)
-        a_before = before.a.ravel()[groups.first]
-        a = np.maximum(a_before - fewer, 0)
-        contexts = _Groups(context, own & (context >= 0))
-        parent = contexts.group.ravel()[groups.first]
-
-        def over_children(values: np.ndarray, parent: np.ndarray = parent, contexts: _Groups = contexts) -> np.ndarray:
-            return contexts.spread(np.bincount(parent, values, len(contexts.size)))
-
-        gone = over_children(a_before - a).astype(np.int64)
-        taken = over_children(D[np.minimum(a_before, 3)] - D[np.minimum(a, 3)])
-        less.append(
-            _Counted(
-                np.maximum(before.c - groups.spread(groups.size), 0),
-                np.maximum(before.history - contexts.spread(contexts.size), 0),
-                np.where(groups.group >= 0, groups.spread(a), before.a),
-                before.total - gone,
-                np.maximum(before.taken - taken, 0.0),
-            )
-        )
-        is_gone = before.c.ravel()[groups.first] <= groups.size
-        vanished = groups.first[is_gone]
-    return less[::-1]

@@ -97,10 +97,13 @@ class NgramEnergy:
     kind: Literal["ngram"] = "ngram"
     order: int = 5
     skips: tuple[int, ...] = (1, 2)  # tokens left out between the two of a skip-gram
+    lexicon: int = 256  # the most frequent tokens of the training text, which have a weight each
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= 8:
             raise UserError(f"order is {self.order}: set it to at least 1 and at most 8")
+        if self.lexicon < 0:
+            raise UserError(f"lexicon is {self.lexicon}: set it to 0 or more tokens that have a weight each")
         if len(set(self.skips)) < len(self.skips) or any(not 1 <= skip <= 16 for skip in self.skips):
             raise UserError(f"skips is {list(self.skips)}: give different numbers from 1 to 16, or none")
 
