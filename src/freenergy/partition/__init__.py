@@ -1,5 +1,28 @@
 """log Z and what can be certified without it."""
 
+from freenergy.partition.adaptive import Until, estimate_log_partition
 from freenergy.partition.certificate import certified_gain, effective_sample_size
+from freenergy.partition.distinct import distinct
+from freenergy.partition.drawing import WeightedDraws, ancestral, log_weights, stratified
+from freenergy.partition.estimate import LogPartition
+from freenergy.partition.exact import exact_log_partition
+from freenergy.partition.steps import StepLogProbs, step_log_probs
+from freenergy.partition.weights import WeightSums, log_partition
 
-__all__ = ["certified_gain", "effective_sample_size"]
+__all__ = [
+    "LogPartition",
+    "StepLogProbs",
+    "Until",
+    "WeightSums",
+    "WeightedDraws",
+    "ancestral",
+    "certified_gain",
+    "distinct",
+    "effective_sample_size",
+    "estimate_log_partition",
+    "exact_log_partition",
+    "log_partition",
+    "log_weights",
+    "step_log_probs",
+    "stratified",
+]

@@ -1,0 +1,66 @@
+"""log Z by summing over every string.
+
+    log Z(c, h) = log Σ_x P_LM(x | c, h) · e^{−E(c, h x)}
+
+h is what has been written of the continuation so far: nothing for Z(c), all but one token for the last position, where
+the sum is over the vocabulary and can be done for any model. P_LM reads c and h as its context, E reads h as part of
+the continuation.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.base.stepping import started
+from freenergy.partition.drawing import WeightedDraws, log_weights
+from freenergy.protocols import Energy, LanguageModel
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+_ROWS = 4096
+
+
+def exact_log_partition(
+    base: LanguageModel, energy: Energy, contexts: Sequences, space: SequenceSpace
+) -> Float[Tensor, " B"]:
+    """log Z of each context, where the space is small enough to enumerate; float64."""
+    heads = torch.zeros(len(contexts), 0, dtype=torch.long)
+    return exact_after(base, energy, contexts, heads, space)
+
+
+@torch.no_grad()
+def exact_after(
+    base: LanguageModel, energy: Energy, contexts: Sequences, heads: Int[Tensor, "B t"], space: SequenceSpace
+) -> Float[Tensor, " B"]:
+    """log Z of what may follow ``heads``; ``space`` holds the endings."""
+    strings, B = space.enumerate(), len(contexts)
+    read = after(contexts, heads, base.eos)
+    total = torch.full((B,), -torch.inf, dtype=torch.float64)
+    for some in (strings[i : i + _ROWS] for i in range(0, len(strings), _ROWS)):
+        tokens, lengths = some.tokens.expand(B, *some.tokens.shape), some.lengths.expand(B, -1)
+        x = Continuations(read, tokens, lengths)
+        each = WeightedDraws(completed(contexts, heads, x), _log_base(base, x, space))
+        total = torch.logaddexp(total, log_weights(energy, each).logsumexp(1))
+    return total
+
+
+def _log_base(base: LanguageModel, x: Continuations, space: SequenceSpace) -> Float[Tensor, "B N"]:
+    """log P_LM of the strings; single tokens from one reading of each context."""
+    if space.length > 1:
+        return base.log_prob(x).double().cpu()
+    return base.next_log_probs(x.contexts).double().cpu().gather(1, x.tokens[:, :, 0])
+
+
+def after(contexts: Sequences, heads: Int[Tensor, "B t"], eos: int) -> Sequences:
+    """What P_LM has read when the heads are written."""
+    begun = started(contexts, eos)
+    if not heads.shape[1]:
+        return begun
+    lengths = torch.full((len(contexts), 1), heads.shape[1])
+    return Continuations(begun, heads.unsqueeze(1), lengths).joined()
+
+
+def completed(contexts: Sequences, heads: Int[Tensor, "B t"], endings: Continuations) -> Continuations:
+    """Heads and endings as continuations of the contexts, for the energy to read."""
+    (_, N), t = endings.shape, heads.shape[1]
+    tokens = torch.cat([heads.unsqueeze(1).expand(-1, N, -1), endings.tokens.cpu()], dim=2)
+    return Continuations(contexts, tokens, endings.lengths.cpu() + t)
