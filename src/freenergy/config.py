@@ -16,6 +16,14 @@ from typing import Annotated, Any, Literal, final
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from freenergy.base.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.baselines.settings import (
+    BalmBaseline,
+    BaselineSettings,
+    LocalBaseline,
+    LongerBaseline,
+    RalmBaseline,
+    check_baselines,
+)
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.settings import (
     BitEnergy,
@@ -50,14 +58,21 @@ class EvaluationSettings:
     samples: int = 3  # continuations shown, each of another held-out prefix
     candidates: int = 256  # n of the certificate, the true continuation among them
     certified_windows: int = 100  # on which the joint model is measured
+    position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
+    position_draws: int = 32  # completions at each place
 
     def __post_init__(self) -> None:
         if self.windows < 1 or self.samples < 0:
             raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
-        if self.candidates < 2 or self.certified_windows < 1:
+        if self.candidates < 3 or self.certified_windows < 1:
             raise UserError(
                 f"candidates is {self.candidates} and certified_windows {self.certified_windows}: set them to at least "
-                "2 and 1, since one candidate certifies nothing"
+                "3 and 1, since the upper estimate of log Z is undefined with fewer than two draws beside the true text"
+            )
+        if self.position_windows < 0 or self.position_draws < 2:
+            raise UserError(
+                f"position_windows is {self.position_windows} and position_draws {self.position_draws}: set them to at "
+                "least 0 and 2"
             )
 
 
@@ -79,10 +94,12 @@ class Recipe:
     negatives: NegativeSettings = field(default_factory=NegativeSettings)
     energy: Annotated[EnergySettings, Field(discriminator="kind")] | None = None  # none: the base alone is measured
     training: EnergyTraining = field(default_factory=EnergyTraining)
+    baselines: tuple[Annotated[BaselineSettings, Field(discriminator="kind")], ...] = ()  # what it is measured against
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
     def __post_init__(self) -> None:
         Rng(self.seed)  # refuses a bad one
+        check_baselines(self.baselines)
         if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) & set("/\\\0") or self.name in (".", ".."):
             raise UserError(f"name is {self.name[:40]!r}: take up to {_LONGEST_NAME} characters without slashes")
         if self.corpus.source in RESOURCES:
@@ -103,7 +120,7 @@ _SECTIONS: tuple[type, ...] = (
     Recipe, CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, TrainedBase, NgramBase,
     PretrainedBase, RemoteBase, Optimisation, EvaluationSettings, NegativeSettings, BaseNegatives, InfilledNegatives,
     UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, SavedEnergy, ProductEnergy, EnergyTraining,
-    BinaryNCE, RankingNCE, ConditionalNCE,
+    BinaryNCE, RankingNCE, ConditionalNCE, LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
 )  # fmt: skip
 _CLASSES = {section.__name__: f.default for section in _SECTIONS for f in fields(section) if f.name == "kind"}
 _KINDS = set(_CLASSES.values())
@@ -145,7 +162,12 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
     """Fill in ``preset = NAME`` of optimisation sections; keys beside it win."""
-    table = {key: _with_presets(value) if isinstance(value, dict) else value for key, value in table.items()}
+    table = dict(table)
+    for key, value in table.items():
+        if isinstance(value, dict):
+            table[key] = _with_presets(value)
+        elif isinstance(value, list | tuple):
+            table[key] = [_with_presets(each) if isinstance(each, dict) else each for each in value]
     for key in ("optimisation", "masked"):
         section = table.get(key)
         if isinstance(section, dict) and "preset" in section:

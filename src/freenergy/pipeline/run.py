@@ -98,11 +98,14 @@ class StageResult:
 
 def stages(recipe: Recipe) -> tuple[Stage, ...]:
     """The stages of a recipe, in order."""
-    from freenergy.pipeline import base, candidates, corpus, energy, evaluation, negatives
+    from freenergy.pipeline import base, baselines, candidates, corpus, energy, evaluation, negatives
 
-    if recipe.energy is None:
-        return corpus.STAGE, base.STAGE, evaluation.STAGE
-    return corpus.STAGE, base.STAGE, negatives.STAGE, energy.STAGE, candidates.STAGE, evaluation.STAGE
+    chosen = [corpus.STAGE, base.STAGE]
+    if recipe.energy is not None:
+        chosen += [negatives.STAGE, energy.STAGE, candidates.STAGE]
+    if recipe.baselines:
+        chosen.append(baselines.STAGE)
+    return (*chosen, evaluation.STAGE)
 
 
 def run(
@@ -114,7 +117,7 @@ def run(
     """
     chosen = _up_to(stage, recipe)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
-    with _alone_in(this.folder), room_on_disk(this.folder):
+    with alone_in(this.folder), room_on_disk(this.folder):
         sweep(this.folder)
         # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
         plans = [each.plan(this, progress) for each in chosen]
@@ -180,7 +183,7 @@ def _empty(folder: Path) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Two runs in one folder would write over each other."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
