@@ -24,13 +24,26 @@ if TYPE_CHECKING:
     from freenergy.energies.product import Product
     from freenergy.energies.unit import Unit
     from freenergy.errors import UserError
+    from freenergy.evaluation.bootstrap import paired_bootstrap
+    from freenergy.evaluation.joint_perplexity import joint_perplexity
     from freenergy.evaluation.perplexity import perplexity
     from freenergy.joint import JointModel
     from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
-    from freenergy.partition import certified_gain, effective_sample_size
+    from freenergy.partition import (
+        LogPartition,
+        WeightSums,
+        certified_gain,
+        effective_sample_size,
+        estimate_log_partition,
+        exact_log_partition,
+        log_partition,
+        step_log_probs,
+    )
     from freenergy.pipeline import Run, load, load_base, run
+    from freenergy.pipeline.evaluating import Question, evaluate
     from freenergy.protocols import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
     from freenergy.randomness import Rng
+    from freenergy.report import write_report
     from freenergy.resources import fetch
     from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
@@ -47,6 +60,7 @@ _HOMES = {
     "HuggingFaceLM": "freenergy.base.huggingface",
     "JointModel": "freenergy.joint",
     "LanguageModel": "freenergy.protocols",
+    "LogPartition": "freenergy.partition",
     "LogRatio": "freenergy.energies.log_ratio",
     "Loss": "freenergy.protocols",
     "NegativeSource": "freenergy.protocols",
@@ -55,6 +69,7 @@ _HOMES = {
     "Objective": "freenergy.protocols",
     "Probe": "freenergy.energies.probe",
     "Product": "freenergy.energies.product",
+    "Question": "freenergy.pipeline.evaluating",
     "RankingNCE": "freenergy.objectives",
     "Recipe": "freenergy.config",
     "RemoteLM": "freenergy.base.remote",
@@ -68,15 +83,24 @@ _HOMES = {
     "Truncation": "freenergy.protocols",
     "Unit": "freenergy.energies.unit",
     "UserError": "freenergy.errors",
+    "WeightSums": "freenergy.partition",
     "certified_gain": "freenergy.partition",
     "effective_sample_size": "freenergy.partition",
+    "estimate_log_partition": "freenergy.partition",
+    "evaluate": "freenergy.pipeline.evaluating",
+    "exact_log_partition": "freenergy.partition",
     "fetch": "freenergy.resources",
+    "joint_perplexity": "freenergy.evaluation.joint_perplexity",
     "load": "freenergy.pipeline",
     "load_base": "freenergy.pipeline",
     "load_energy": "freenergy.energies.opening",
     "load_recipe": "freenergy.config",
+    "log_partition": "freenergy.partition",
+    "paired_bootstrap": "freenergy.evaluation.bootstrap",
     "perplexity": "freenergy.evaluation.perplexity",
     "run": "freenergy.pipeline",
+    "step_log_probs": "freenergy.partition",
+    "write_report": "freenergy.report",
 }
 
 __all__ = [
@@ -90,6 +114,7 @@ __all__ = [
     "HuggingFaceLM",
     "JointModel",
     "LanguageModel",
+    "LogPartition",
     "LogRatio",
     "Loss",
     "NegativeSource",
@@ -98,6 +123,7 @@ __all__ = [
     "Objective",
     "Probe",
     "Product",
+    "Question",
     "RankingNCE",
     "Recipe",
     "RemoteLM",
@@ -111,16 +137,25 @@ __all__ = [
     "Truncation",
     "Unit",
     "UserError",
+    "WeightSums",
     "__version__",
     "certified_gain",
     "effective_sample_size",
+    "estimate_log_partition",
+    "evaluate",
+    "exact_log_partition",
     "fetch",
+    "joint_perplexity",
     "load",
     "load_base",
     "load_energy",
     "load_recipe",
+    "log_partition",
+    "paired_bootstrap",
     "perplexity",
     "run",
+    "step_log_probs",
+    "write_report",
 ]
 
 

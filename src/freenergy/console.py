@@ -99,8 +99,12 @@ def show_stage(result: StageResult) -> None:
         case "base":
             facts = [f"{key.replace('_', ' ')} {_short(value)}" for key, value in result.summary.items()]
             _OUT.print("  " + escape(", ".join(facts)))
+        case "baselines":
+            for name, record in result.summary.items():
+                cost = f"{_short(record['parameters'])} parameters, {record['cpu_seconds'] / 60:.1f} CPU minutes"
+                _OUT.print(f"  {escape(name)}: {cost}")
         case "evaluation":
-            _show_evaluation(result.summary)
+            show_evaluation(result.summary)
 
 
 def _show_corpus(summary: dict[str, Any]) -> None:
@@ -136,45 +140,90 @@ def _show_energy(summary: dict[str, Any]) -> None:
     )
 
 
-def _show_joint(joint: dict[str, Any]) -> None:
-    rows = []
-    for name, key, unit in (
-        ("base, perplexity per token", "base", ""),
-        ("joint, certified perplexity", "certified", ""),
-        ("certified gain", "nats_per_sequence", " nats a sequence"),
-        ("less perplexity", "percent", " %"),
-    ):
-        value, low, high = (joint[key][end] for end in ("value", "low", "high"))
-        interval = "–" if low is None or high is None else f"{low:.4g} – {high:.4g}{unit}"
-        rows.append([name, "–" if value is None else f"{value:.4g}{unit}", interval])
-    where = f"{joint['candidates']} candidates, {joint['windows']} windows of {joint['documents']} documents"
-    show_table(f"Base and joint model on the same text ({where})", ["", "value", "95 % interval"], rows)
-    _OUT.print(
-        f"  right on {100 * joint['pair_accuracy']:.1f} % of pairs of text and draw; effective draws "
-        f"{joint['ess']:.1f} of {joint['candidates'] - 1}; at most {joint['ceiling_percent']:.1f} % can be certified"
-    )
-    if joint["note"]:
-        _OUT.print(f"  {joint['note']}")
-
-
-def _show_evaluation(summary: dict[str, Any]) -> None:
-    if "joint" in summary:
-        _show_joint(summary["joint"])
-    report = summary["base"]["perplexity"]
-    rows = []
-    for unit in ("token", "word", "byte"):
-        measured = report[unit]
-        value, low, high = (measured[key] for key in ("value", "low", "high"))
-        interval = "–" if low is None or high is None else f"{low:.4g} – {high:.4g}"
-        rows.append([f"per {unit}", "–" if value is None else f"{value:.4g}", interval])
-    where = f"{report['windows']} windows of {report['documents']} documents, {report['split']}"
-    show_table(f"Perplexity of the base model ({where})", ["", "perplexity", "95 % interval"], rows)
+def show_evaluation(summary: dict[str, Any]) -> None:
+    """What was measured of base, joint model and baselines, and what they write."""
+    base, joint = summary["base"], summary.get("joint")
+    columns = ["perplexity", "per token", "95 % interval", "per word", "per byte"]
+    rows = [["base", *_perplexities(base["perplexity"], base["interval"]["token"])]]
+    rows += _joint_rows(joint) if joint else []
+    for name, found in summary["baselines"].items():
+        by_unit = {"token": found["perplexity"], "word": found["per_word"], "byte": found["per_byte"]}
+        rows.append([name, *_perplexities(by_unit, found["interval"])])
+    where = f"{summary['windows']} windows of {summary['documents']} documents, {summary['split']}"
+    show_table(f"Perplexity ({where})", columns, rows)
+    if joint:
+        _show_gain(joint)
+    for name, found in summary["baselines"].items():
+        verdict = found["verdict"] and f"; {found['verdict']}"
+        _OUT.print(f"  {escape(name)}: gain over the base {_percent(found['against_base'])}{escape(verdict)}")
+    if "text" in summary:
+        _show_text(summary["text"])
     for sample in summary["samples"]:
         _OUT.print(f"[dim]…{escape(_tail(sample['prefix']))}[/dim]")
         _OUT.print(f"  [bold]base [/bold] {escape(sample['base'])}")
         if "joint" in sample:
             _OUT.print(f"  [bold]joint[/bold] {escape(sample['joint'])}")
         _OUT.print(f"  [bold]human[/bold] {escape(sample['human'])}\n")
+
+
+def _joint_rows(joint: dict[str, Any]) -> list[list[str]]:
+    """The joint model by each bound, and the base on the same windows."""
+    rows = [[f"base, the joint's {joint['windows']} windows", _cell(joint["base_perplexity"])]]
+    rows[0] += [_interval(joint["base_interval"]), "", ""]
+    for bound, word in (("lower", "optimistic"), ("upper", "conservative"), ("certified", "certified")):
+        by_unit = {"token": joint["perplexity"][bound]}
+        by_unit |= {unit: joint[f"per_{unit}"][bound] for unit in ("word", "byte")}
+        rows.append([f"joint, {word}", *_perplexities(by_unit, joint["interval"][bound])])
+    return rows
+
+
+def _show_gain(joint: dict[str, Any]) -> None:
+    gain = joint["gain"]
+    _OUT.print(
+        f"  certified gain over the base: {_cell(gain['nats_per_sequence'])} nats a sequence "
+        f"({_interval(gain['nats_interval'])}), {_percent(gain)} of its perplexity; at most "
+        f"{_cell(gain['ceiling_percent'])} % can be certified"
+    )
+    tail = "" if joint["k_hat"] is None else f", tail k̂ {joint['k_hat']:.2f}"
+    _OUT.print(
+        f"  {joint['draws']} draws a window: {joint['ess']:.1f} effective, the heaviest has "
+        f"{100 * joint['largest_share']:.1f} % of the weight{tail}; right on {100 * joint['pair_accuracy']:.1f} % of "
+        "pairs of text and draw"
+    )
+    if joint["verdict"]:
+        _OUT.print(f"  [bold]mind:[/bold] {escape(joint['verdict'])}")
+
+
+def _show_text(text: dict[str, Any]) -> None:
+    def shares(found: dict[str, Any]) -> list[str]:
+        return [_cell(None if found[n][0] is None else 100 * found[n][0]) for n in ("2", "3", "4")]
+
+    rows = []
+    for name in ("human", "base", "joint"):
+        found = text[name]
+        share = found["repetition"][0]
+        repetition = _cell(None if share is None else 100 * share)
+        rows.append([name, " / ".join(shares(found["distinct"])), repetition, " / ".join(shares(found["unseen"]))])
+    tokens = min(found["tokens"] for found in text.values())
+    columns = ["text", "distinct 2-, 3-, 4-grams %", "repeated 4-grams %", "unseen 2-, 3-, 4-grams %"]
+    show_table(f"Statistics of text ({tokens:,} tokens each)", columns, rows)
+
+
+def _perplexities(by_unit: dict[str, float | None], interval: Sequence[float | None]) -> list[str]:
+    return [_cell(by_unit["token"]), _interval(interval), _cell(by_unit["word"]), _cell(by_unit["byte"])]
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _interval(ends: Sequence[float | None]) -> str:
+    return "–" if None in ends else f"{_cell(ends[0])} – {_cell(ends[1])}"
+
+
+def _percent(change: dict[str, Any]) -> str:
+    """A gain in percent, with its interval."""
+    return f"{_cell(change['percent'])} % ({_interval(change['interval'])})"
 
 
 def _tail(text: str, width: int = 160) -> str:

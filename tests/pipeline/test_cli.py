@@ -100,7 +100,7 @@ def test_sample_is_reproducible_and_seeded(call, done):
 def test_help_is_complete(call):
     status, out, _ = call("--help")
     assert status == 0
-    for command in ("run", "sample", "recipes", "resources", "doctor"):
+    for command in ("run", "sample", "evaluate", "report", "recipes", "resources", "doctor"):
         assert command in out
 
 

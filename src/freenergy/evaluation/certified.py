@@ -1,130 +1,149 @@
-"""What a joint model gains over its base on held-out text, for sure.
+"""What a joint model gains over its base on held-out text: optimistic, conservative and for sure.
 
-    g = −E(x) − log[(e^{−E(x)} + Σ_{i<n} e^{−E(x_i)}) / n],   x_i ~ P_LM(· | c)
-    G = Σ_d g_d / Σ_d t_d nats a token,       perplexity of the joint = perplexity of the base · exp(−G)
+    log P(x) = log P_LM(x) − E(x) − log Z        log Z from the n − 1 draws of the window (``partition``)
+    lower:     log Z by T_n, in expectation too low, so the perplexity is too good
+    upper:     log Z by Eq. 4 of Deng et al. (2020), too high where its diagnostics are good
+    certified: log Z by log[(w(x) + Σ_{i<n} w_i) / n], the true text x among the candidates
+
+    g = log P_certified(x) − log P_LM(x),     G = Σ_d g_d / Σ_d t_d nats a token,     percent = 100 · (1 − exp(−G))
 
 In expectation the certified perplexity is an upper bound on that of the text which importance resampling with n
-candidates emits (``partition.certificate``). g is a difference between joint and base on the same window, so its
-interval over documents d (of t_d tokens) is a paired one. No g is above log n: few candidates certify little.
+candidates emits, at every n (``partition.certificate``). g is a difference between joint and base on the same window,
+so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few candidates
+certify little.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from freenergy.evaluation.perplexity import Measurement, rate, ratio
-from freenergy.partition import certified_gain, effective_sample_size
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.storage import whole
-from freenergy.training.feature_cache import FeatureCache
+from freenergy.errors import UserError
+from freenergy.evaluation.perplexity import UNITS, Measurement, measured_rate, percent_less
+from freenergy.evaluation.scores import WindowScores
+from freenergy.partition import LogPartition, log_partition
 
+BOUNDS = ("lower", "upper", "certified")
 _NEAR_CEILING = 0.8
-_MOST_NATS = 700.0  # a token: e to more is no number
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifiedReport:
-    """Base and joint on the same windows; perplexities are per token."""
+class JointReport:
+    """Base and joint on the same windows."""
 
-    base: Measurement
-    certified: Measurement
-    nats_per_sequence: Measurement
-    percent: Measurement  # less perplexity than the base
-    nce_accuracy: float  # of E < 0 for real text and E > 0 for the base's, each half
-    pair_accuracy: float
+    perplexity: dict[str, dict[str, Measurement]]  # unit → bound → number
+    base: Measurement  # per token
+    nats_per_sequence: Measurement  # the certified gain
+    percent: Measurement  # less perplexity than the base, for sure
+    ceiling_percent: float | None  # what log n nats a sequence would be
+    log_partition: dict[str, float | None]  # means over windows; None where one is infinite
     ess: float  # mean effective number of the n − 1 draws
     largest_share: float  # mean share of the heaviest draw
-    candidates: int
+    k_hat: float | None  # mean over the windows that have one
+    nce_accuracy: float  # of E < 0 for real text and E > 0 for draws, each half
+    pair_accuracy: float
+    draws: int  # n − 1
     windows: int
     documents: int
-    ceiling_percent: float  # what log n nats a sequence would be
-    note: str
+    verdict: str  # what to be wary of; empty where there is nothing
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-like values."""
-        return asdict(self)
+        """Plain numbers, with their intervals beside them."""
+        values = {unit: {name: found.value for name, found in by.items()} for unit, by in self.perplexity.items()}
+        return {
+            "perplexity": values["token"],
+            "interval": {name: found.interval for name, found in self.perplexity["token"].items()},
+            "per_word": values["word"],
+            "per_byte": values["byte"],
+            "base_perplexity": self.base.value,
+            "base_interval": self.base.interval,
+            "gain": {
+                "nats_per_sequence": self.nats_per_sequence.value,
+                "nats_interval": self.nats_per_sequence.interval,
+                "percent": self.percent.value,
+                "interval": self.percent.interval,
+                "ceiling_percent": self.ceiling_percent,
+            },
+            **{name: getattr(self, name) for name in _PLAIN},
+        }
 
 
-def score_windows(
-    base: LanguageModel, energy: nn.Module, cache: FeatureCache, folder: Path, progress: Progress, *, rows: int = 256
-) -> dict[str, Tensor]:
-    """log P_LM of each window's own continuation, and the energies of it (first) and of its draws; kept on disk.
-
-    What was scored before a crash is not scored again.
-    """
-    found = []
-    with progress.track("energies of candidates", len(cache.contrast), "windows") as advance:
-        for chunk in cache.chunks():
-            path = folder / f"{int(chunk[0]):05d}.safetensors"
-            if not path.is_file():
-                data = cache.contrast.all(chunk).candidates(slice(0, 1))
-                numbers = {
-                    "log_base": base.log_prob(data)[:, 0].double().cpu(),
-                    "energy": cache.energies(energy, chunk, rows),
-                    "tokens": data.lengths[:, 0].double(),
-                }
-                with whole(path) as aside:
-                    save_file(numbers, aside)
-            found.append(load_file(path))
-            advance(len(chunk))
-    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+_PLAIN = (
+    "log_partition", "ess", "largest_share", "k_hat", "nce_accuracy", "pair_accuracy", "draws", "windows", "documents",
+    "verdict",
+)  # fmt: skip
 
 
-def certify(
-    log_base: Float[Tensor, " W"], energy: Float[Tensor, "W n"], tokens: Float[Tensor, " W"], documents: np.ndarray
-) -> CertifiedReport:
-    """The report on W windows, n candidates each, the true continuation first."""
-    W, n = energy.shape
-    gain = certified_gain(energy[:, :1], energy[:, 1:])
-    d = np.unique(documents, return_inverse=True)[1]
-    log_p, g, t, count = (
-        np.bincount(d, values.numpy()) for values in (log_base, gain, tokens, torch.ones(W, dtype=torch.float64))
-    )
-    weights = -energy[:, 1:]
-    real, drawn = energy[:, :1], energy[:, 1:]
-    nats = _around(rate(g, count), lambda value: value)
-    return CertifiedReport(
-        base=ratio(log_p, t),
-        certified=ratio(log_p + g, t),
+def measure_joint(scores: WindowScores) -> JointReport:
+    """The report on W windows, n candidates each."""
+    check_draws(scores.draws)
+    counts, n = scores.counts, scores.draws + 1
+    Z = log_partition(scores.log_weight[:, 1:])
+    log_p = {name: values.numpy() for name, values in log_probs_of_data(scores, Z).items()}
+    base = scores.log_base[:, 0].numpy()
+    gain, t = counts.by_document(log_p["certified"] - base), counts.by_document(counts.token)
+    nats = measured_rate(gain, counts.by_document(torch.ones(len(counts), dtype=torch.float64).numpy()))
+    per_token = measured_rate(gain, t)
+    real, drawn = scores.energy[:, :1], scores.energy[:, 1:]
+    zero = torch.zeros((), dtype=torch.float64)
+    return JointReport(
+        perplexity={unit: {name: counts.perplexity(log_p[name], unit) for name in BOUNDS} for unit in UNITS},
+        base=counts.perplexity(base),
         nats_per_sequence=nats,
-        percent=_around(rate(g, t), lambda value: 100 * (1 - math.exp(min(-value, _MOST_NATS)))),
-        nce_accuracy=(_share_below(real, torch.zeros(())) + _share_below(-drawn, torch.zeros(()))) / 2,
+        percent=Measurement(*(None if end is None else percent_less(end) for end in per_token.to_json())),
+        ceiling_percent=percent_less(math.log(n) * len(counts) / t.sum()),
+        log_partition={name: _mean(getattr(Z, name)) for name in ("lower", "upper", "jackknife", "standard_error")},
+        ess=Z.ess.mean().item(),
+        largest_share=Z.largest_share.mean().item(),
+        k_hat=_mean(Z.k_hat[Z.k_hat.isfinite()]),
+        nce_accuracy=(_share_below(real, zero) + _share_below(-drawn, zero)) / 2,
         pair_accuracy=_share_below(real, drawn),
-        ess=effective_sample_size(weights).mean().item(),
-        largest_share=weights.softmax(1).amax(1).mean().item(),
-        candidates=n,
-        windows=W,
-        documents=len(t),
-        ceiling_percent=100 * (1 - math.exp(-math.log(n) * W / t.sum())),
-        note=_note(nats, n),
+        draws=scores.draws,
+        windows=len(counts),
+        documents=counts.num_documents,
+        verdict=together(_note(nats, n), Z.verdict()),
     )
 
 
-def _around(found: tuple[float | None, float | None], scale: Any) -> Measurement:
-    """A rate and its interval on another scale that rises with it."""
-    H, reach = found
-    if H is None or reach is None:
-        return Measurement(None if H is None else scale(H), None, None)
-    return Measurement(scale(H), scale(H - reach), scale(H + reach))
+def log_probs_of_data(scores: WindowScores, Z: LogPartition) -> dict[str, Float[Tensor, " W"]]:
+    """log P of each true continuation by ``lower``, ``upper`` and ``certified``."""
+    log_score, log_weight = scores.log_score[:, 0], scores.log_weight
+    among_candidates = log_weight.logsumexp(1) - math.log(log_weight.shape[1])
+    return {"lower": log_score - Z.lower, "upper": log_score - Z.upper, "certified": log_score - among_candidates}
+
+
+def check_draws(draws: int) -> None:
+    """Refuse what leaves the upper estimate undefined."""
+    if draws < 2:
+        raise UserError(
+            f"with {max(draws, 0)} draw{'s' * (draws != 1)} a window the upper estimate of log Z is undefined: take "
+            "two or more, which is 3 candidates with the true text among them"
+        )
+
+
+def together(*words: str) -> str:
+    """What there is to say, in one line."""
+    return "; ".join(filter(None, words))
 
 
 def _share_below(values: Tensor, others: Tensor) -> float:
     return ((values < others).double() + (values == others).double() / 2).mean().item()
 
 
+def _mean(values: Float[Tensor, " some"]) -> float | None:
+    return values.mean().item() if len(values) and values.isfinite().all() else None
+
+
 def _note(gain: Measurement, n: int) -> str:
     value = gain.value or 0.0
     if value > _NEAR_CEILING * math.log(n):
         return f"the gain is near log {n} = {math.log(n):.2f} nats, the most that {n} candidates can certify"
+    if gain.low is not None and gain.high is not None and gain.high < 0:
+        return "the joint model is worse than its base on this text"
     if gain.low is not None and gain.low <= 0:
-        return "the interval holds 0: no gain is shown"
+        return "the interval of the gain holds 0: no gain is shown"
     return ""

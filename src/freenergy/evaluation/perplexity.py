@@ -14,22 +14,23 @@ begins.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 from scipy.stats import t as student
 
-from freenergy.corpus import Corpus, Windows, count_words_and_bytes
+from freenergy.corpus import Corpus, Tokenizer, count_words_and_bytes
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
+from freenergy.sequences import Continuations
 
+CONFIDENCE = 0.95
+UNITS = ("token", "word", "byte")
 _BATCH = 32
-_CONFIDENCE = 0.95
 _MOST_NATS = 700.0
 
 
@@ -47,6 +48,49 @@ class Measurement:
             return "–"
         return f"{self.value:.4g} ({'no interval' if self.low is None else f'{self.low:.4g} – {self.high:.4g}'})"
 
+    @property
+    def interval(self) -> list[float | None]:
+        """Both ends, as JSON has them."""
+        return [self.low, self.high]
+
+    def to_json(self) -> list[float | None]:
+        """Value, low, high."""
+        return [self.value, self.low, self.high]
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """What is in each of W windows' own continuations, and the document that it stands in."""
+
+    token: Float[np.ndarray, " W"]
+    word: Float[np.ndarray, " W"]
+    byte: Float[np.ndarray, " W"]
+    documents: Integer[np.ndarray, " W"]
+
+    @classmethod
+    def of(cls, x: Continuations, documents: Integer[np.ndarray, " W"], tokenizer: Tokenizer) -> "Counts":
+        """Count the first continuation of every window."""
+        pairs = [count_words_and_bytes(tokenizer, x[b : b + 1].candidates(slice(0, 1))) for b in range(x.shape[0])]
+        words, size = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+        return cls(x.lengths[:, 0].double().cpu().numpy(), words, size, np.unique(documents, return_inverse=True)[1])
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @property
+    def num_documents(self) -> int:
+        """D."""
+        return int(self.documents.max()) + 1 if len(self) else 0
+
+    def by_document(self, values: Float[np.ndarray, " W"]) -> Float[np.ndarray, " D"]:
+        """Sums over the windows of each document."""
+        return np.bincount(self.documents, values)
+
+    def perplexity(self, log_p: Float[np.ndarray, " W"], unit: str = "token") -> Measurement:
+        """exp(H) of a model with these log-probabilities of the windows."""
+        return ratio(self.by_document(log_p), self.by_document(getattr(self, unit)))
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +106,31 @@ class PerplexityReport:
     tokens: int
     split: str
 
+    @classmethod
+    def of(cls, log_p: Float[np.ndarray, " W"], counts: Counts, split: str) -> "PerplexityReport":
+        """From the log-probability of each window."""
+        return cls(
+            token=counts.perplexity(log_p, "token"),
+            word=counts.perplexity(log_p, "word"),
+            byte=counts.perplexity(log_p, "byte"),
+            nats_per_window=float(-log_p.mean()),
+            windows=len(counts),
+            documents=counts.num_documents,
+            tokens=int(counts.token.sum()),
+            split=split,
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """As JSON-like values."""
-        return asdict(self)
+        """Plain numbers, with their intervals beside them."""
+        by_unit: dict[str, Measurement] = {unit: getattr(self, unit) for unit in UNITS}
+        return {
+            "perplexity": {unit: found.value for unit, found in by_unit.items()},
+            "interval": {unit: found.interval for unit, found in by_unit.items()},
+            "nats_per_window": self.nats_per_window,
+            "windows": self.windows,
+            "documents": self.documents,
+            "tokens": self.tokens,
+        }
 
 
 def perplexity(
@@ -72,38 +138,22 @@ def perplexity(
 ) -> PerplexityReport:
     """Measure on ``num_windows`` windows of a split, chosen by ``rng`` (all of them where there are fewer)."""
     windows = corpus.windows(split)
-    if num_windows < 1 or len(windows) < 1:
-        raise UserError(f"{num_windows} of {len(windows)} windows of {split} text: measure on at least one")
-    chosen = np.sort(rng.permutation(len(windows))[:num_windows].numpy())
-    with progress.track(f"perplexity on {split}", len(chosen), "windows") as advance:
-        rows = []
-        for row in _measured(lm, corpus, windows, chosen):
-            rows.append(row)
-            advance(1)
-    documents = np.unique(windows.documents[chosen], return_inverse=True)[1]
-    log_p, tokens, words, size = (np.bincount(documents, column) for column in np.array(rows, dtype=np.float64).T)
-    return PerplexityReport(
-        token=ratio(log_p, tokens),
-        word=ratio(log_p, words),
-        byte=ratio(log_p, size),
-        nats_per_window=float(-log_p.sum() / len(chosen)),
-        windows=len(chosen),
-        documents=len(log_p),
-        tokens=int(tokens.sum()),
-        split=split,
-    )
+    rows = choose_windows(len(windows), num_windows, split, rng)
+    x = windows.continuations(rows)
+    log_p = np.zeros(len(rows))
+    with progress.track(f"perplexity on {split}", len(rows), "windows") as advance:
+        for first in range(0, len(rows), _BATCH):
+            some = slice(first, first + _BATCH)
+            log_p[some] = lm.log_prob(x[some])[:, 0].double().cpu().numpy()
+            advance(len(log_p[some]))
+    return PerplexityReport.of(log_p, Counts.of(x, windows.documents[rows], corpus.tokenizer), split)
 
 
-def _measured(
-    lm: LanguageModel, corpus: Corpus, windows: Windows, chosen: np.ndarray
-) -> Iterator[tuple[float, int, int, int]]:
-    """For each window: log-probability, tokens, words and bytes of its continuation."""
-    for first in range(0, len(chosen), _BATCH):
-        x = windows.continuations(chosen[first : first + _BATCH])
-        log_p = lm.log_prob(x)[:, 0].tolist()
-        for i, value in enumerate(log_p):
-            words, size = count_words_and_bytes(corpus.tokenizer, x[i : i + 1])
-            yield value, int(x.lengths[i, 0]), words, size
+def choose_windows(available: int, wanted: int, split: str, rng: Rng) -> Integer[np.ndarray, " W"]:
+    """The numbers of the windows to measure on, ascending."""
+    if wanted < 1 or available < 1:
+        raise UserError(f"{wanted} of {available} windows of {split} text: measure on at least one")
+    return np.sort(rng.permutation(available)[:wanted].numpy())
 
 
 def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:
@@ -123,11 +173,25 @@ def rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> tuple[f
     if not total:  # text without spaces may begin no word in any window
         return None, None
     H = float(amount.sum() / total)
+    if not math.isfinite(H):  # an estimate of log Z may be infinite
+        return None, None
     if D < 2:
         return H, None
     r = amount - H * n
     se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
-    return H, float(student.ppf((1 + _CONFIDENCE) / 2, D - 1)) * se
+    return H, float(student.ppf((1 + CONFIDENCE) / 2, D - 1)) * se
+
+
+def measured_rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:
+    """The rate and the ends of its interval."""
+    H, reach = rate(amount, n)
+    return Measurement(H, None, None) if H is None or reach is None else Measurement(H, H - reach, H + reach)
+
+
+def percent_less(nats_a_token: float) -> float | None:
+    """How much lower a perplexity is, in percent, when every token is likelier by so many nats."""
+    shrunk = bounded_exp(-nats_a_token)
+    return None if shrunk is None else 100 * (1 - shrunk)
 
 
 def bounded_exp(nats: float) -> float | None:

@@ -1,31 +1,25 @@
-"""Stage ``evaluation``: how good base and joint model are on held-out text, and what they write."""
+"""Stage ``evaluation``: how good base, joint model and baselines are on held-out text, and what they write."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
-from freenergy.energies.checked import energies_in_parts
 from freenergy.energies.opening import load_energy
-from freenergy.evaluation.certified import CertifiedReport, certify, score_windows
-from freenergy.evaluation.perplexity import perplexity
+from freenergy.evaluation.perplexity import choose_windows
+from freenergy.evaluation.summary import JointSubject, Subject, measure
+from freenergy.negatives.store import NegativeStore
 from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.energy import MODEL
-from freenergy.pipeline.run import Plan, Run, Stage
+from freenergy.pipeline.run import Plan, Run, Stage, stages
 from freenergy.progress import Progress
-from freenergy.protocols import Energy, LanguageModel
+from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
-from freenergy.storage import write_json
-from freenergy.training.contrast import StoredContrast
-from freenergy.training.feature_cache import FeatureCache
+from freenergy.storage import read_json, write_json
 
-_WINDOWS = 4  # whose candidates are scored at once
-_SHOWN = 64  # candidates that a shown continuation of the joint model is chosen from
+SUMMARY = "evaluation.json"
 
 
 def _plan(run: Run, progress: Progress) -> Plan:
@@ -36,58 +30,56 @@ def _plan(run: Run, progress: Progress) -> Plan:
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
     corpus = Corpus.open(run.stage("corpus"))
-    lm = open_base(run.stage("base"), corpus.tokenizer)
-    energy: nn.Module | None = None
-    summary: dict[str, Any] = {}
-    if run.recipe.energy is not None:
-        energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
-        summary["joint"] = _certified(run, corpus, lm, energy, folder, progress).to_json()
-    report = perplexity(lm, corpus, settings.split, settings.windows, rng.child("windows"), progress)
-    summary |= {"base": {"perplexity": report.to_json()}, "samples": _samples(run, corpus, lm, energy, rng, progress)}
-    write_json(folder / "evaluation.json", summary)
+    lm, windows = open_base(run.stage("base"), corpus.tokenizer), corpus.windows(settings.split)
+    subject = Subject(
+        lm=lm,
+        corpus=corpus,
+        windows=windows,
+        split=settings.split,
+        rows=choose_windows(len(windows), settings.windows, settings.split, rng.child("windows")),
+        samples=settings.samples,
+        baselines=open_all_baselines(run, corpus),
+        joint=None if run.recipe.energy is None else joint_subject(run, corpus, lm, open_candidates(run, corpus)),
+    )
+    summary = measure(subject, folder, rng, progress)
+    write_json(folder / SUMMARY, summary)
     return summary
 
 
-def _certified(
-    run: Run, corpus: Corpus, lm: LanguageModel, energy: nn.Module, folder: Path, progress: Progress
-) -> CertifiedReport:
-    """Score the candidates of every window, and see what is gained."""
-    split = run.recipe.evaluation.split
-    windows, store = corpus.windows(split), open_candidates(run, corpus)
-    cache = FeatureCache(run.features, StoredContrast(windows, store), is_own=split == "train", at_once=_WINDOWS)
-    numbers = score_windows(lm, energy, cache, folder / "scores", progress, rows=run.recipe.training.rows)
-    report = certify(**numbers, documents=windows.documents[store.rows.numpy()])
-    if split == "test":
-        return report
-    return replace(report, note=f"measured on {split} text, which the energy was chosen by. {report.note}".strip())
+def joint_subject(run: Run, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:
+    """The run's energy, with the draws that it is measured on."""
+    return JointSubject(
+        energy=load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer),
+        store=store,
+        features=run.features,
+        batch=run.recipe.training.rows,
+        position_windows=run.recipe.evaluation.position_windows,
+        position_draws=run.recipe.evaluation.position_draws,
+    )
 
 
-def _samples(
-    run: Run, corpus: Corpus, lm: LanguageModel, energy: Energy | None, rng: Rng, progress: Progress
-) -> list[dict[str, Any]]:
-    """Continuations of held-out prefixes: human, the base's first draw, and the joint's choice among many draws."""
-    settings = run.recipe.evaluation
-    windows, decode = corpus.windows(settings.split), corpus.tokenizer.decode
-    chosen = rng.child("samples").permutation(len(windows))[: settings.samples]
-    examples = []
-    with progress.track("samples", len(chosen), "windows") as advance:
-        for b, row in enumerate(chosen.tolist()):
-            x = windows.continuations([row])
-            stream = rng.child("draws").shift(contexts=b)
-            draws = lm.sample(x.contexts, 1 if energy is None else _SHOWN, corpus.space, stream)
-            texts = {"prefix": decode(x.contexts.lists()[0]), "human": decode(x.lists()[0][0])}
-            texts["base"] = decode(draws.x.lists()[0][0])
-            if energy is not None:
-                texts["joint"] = decode(_resampled(energy, draws.x, rng.child("choice", b)))
-            examples.append({**texts, "log_base": draws.log_base[0, 0].item()})
-            advance(1)
-    return examples
+def open_all_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
+    """The baselines of the recipe, by name."""
+    if not run.recipe.baselines:
+        return {}
+    from freenergy.pipeline.baselines import open_baselines
+
+    return open_baselines(run, corpus)
 
 
-def _resampled(energy: Energy, x: Continuations, rng: Rng) -> list[int]:
-    """One of the candidates, with probability proportional to exp(−E): Algorithm 1 of Deng et al. (2020)."""
-    E = energies_in_parts(energy, x)
-    return x.lists()[0][int(rng.categorical(-E[0:1]).item())]
+def read_summary(run: Run, folder: Path) -> dict[str, Any]:
+    """An evaluation with what each stage cost: times are no part of the file, which has the same bits in every run."""
+    summary = read_json(folder / SUMMARY)
+    records = {stage.name: run.stage(stage.name) / "stage.json" for stage in stages(run.recipe)}
+    done = {name: read_json(path) for name, path in records.items() if path.is_file()}
+    summary["cost"] = {name: {key: record.get(key) for key in _TIMES} for name, record in done.items()}
+    if summary["baselines"]:
+        from freenergy.pipeline.baselines import baseline_records
+
+        for name, record in baseline_records(run).items():
+            summary["baselines"][name] |= {key: record.get(key) for key in ("parameters", "cpu_seconds")}
+    return summary
 
 
-STAGE = Stage("evaluation", _plan, after=("base", "energy", "candidates"))
+_TIMES = ("seconds", "cpu_seconds")
+STAGE = Stage("evaluation", _plan, after=("base", "energy", "candidates", "baselines"))

@@ -1,0 +1,57 @@
+"""Other language models on the same windows as base and joint.
+
+A baseline is a normalised language model, so its perplexity needs no bounds. What the joint model is worth shows beside
+one that had the same parameters and compute: where even the joint's certificate loses, the verdict says so.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from freenergy.evaluation.bootstrap import paired_bootstrap
+from freenergy.evaluation.perplexity import Counts, Measurement
+from freenergy.randomness import Rng
+
+
+class Compared(NamedTuple):
+    """Log-probabilities of the same W windows by a baseline and by what it is compared with."""
+
+    baseline: Float[np.ndarray, " W"]
+    other: Float[np.ndarray, " W"]
+    counts: Counts
+
+    def percent(self, rng: Rng) -> Measurement:
+        """How much lower the baseline's perplexity is than the other's."""
+        return paired_bootstrap(self.baseline, self.other, self.counts.token, self.counts.documents, rng)
+
+
+def compare(against_base: Compared, against_joint: Compared | None, rng: Rng) -> dict[str, Any]:
+    """What is told of one baseline; ``against_joint`` holds the joint's certified log-probabilities."""
+    counts, log_p = against_base.counts, against_base.baseline
+    token, word, byte = (counts.perplexity(log_p, unit) for unit in ("token", "word", "byte"))
+    of_base = against_base.percent(rng.child("base"))
+    found: dict[str, Any] = {
+        "perplexity": token.value,
+        "interval": token.interval,
+        "per_word": word.value,
+        "per_byte": byte.value,
+        "against_base": {"percent": of_base.value, "interval": of_base.interval},
+        "verdict": "",
+    }
+    if against_joint is not None:
+        of_joint = against_joint.percent(rng.child("joint"))
+        found["against_joint"] = {"percent": of_joint.value, "interval": of_joint.interval}
+        found["verdict"] = _verdict(of_joint)
+    return found
+
+
+def _verdict(less: Measurement) -> str:
+    """In words who is better: ``less`` is by how much the baseline's perplexity is below the joint's certified one."""
+    if less.value is None or less.low is None or less.high is None:
+        return "there is too little text to tell it from the joint model"
+    if less.low > 0:
+        return f"the joint model loses to it: perplexity is {less.value:.1f} % lower than the joint's certified one"
+    if less.high < 0:
+        return f"the joint model is better: perplexity is {-less.value:.1f} % higher than the joint's certified one"
+    return "no difference from the joint model's certified perplexity is shown"

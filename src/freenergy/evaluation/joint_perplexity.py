@@ -1,0 +1,116 @@
+"""Perplexity of a joint model on any texts, with fresh draws.
+
+    x_1 … x_{n−1} ~ q(· | c),      log w = log P_LM − log q − E,      then as in ``certified``
+
+q is the base, or the base at another temperature. A truncated q (top k, nucleus) gives most real text probability
+zero: resampling from it can never write that text, so there is nothing to certify, and it is refused.
+"""
+
+import torch
+from jaxtyping import Float, Integer
+from numpy import arange, ndarray
+from torch import Tensor
+
+from freenergy.corpus import Tokenizer
+from freenergy.energies.checked import energies_in_parts
+from freenergy.errors import UserError
+from freenergy.evaluation.certified import JointReport, check_draws, measure_joint
+from freenergy.evaluation.perplexity import Counts
+from freenergy.evaluation.scores import WindowScores
+from freenergy.joint import JointModel
+from freenergy.progress import Progress, Silent
+from freenergy.protocols import ANCESTRAL, Draws, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+_SILENT = Silent()
+_AT_ONCE = 256  # continuations
+
+
+def joint_perplexity(
+    model: JointModel,
+    windows: Continuations,
+    draws: int,
+    space: SequenceSpace,
+    rng: Rng,
+    *,
+    documents: Integer[ndarray, " W"] | None = None,
+    truncation: Truncation = ANCESTRAL,
+    progress: Progress = _SILENT,
+) -> JointReport:
+    """Measure on prefixes with one true continuation each; ``space`` is the set that the continuations come from.
+
+    ``documents`` says which windows are of one document (each of its own unless given). Words and bytes are counted
+    where the model has a tokenizer.
+    """
+    check_draws(draws)
+    check_proposal(truncation)
+    W = windows.shape[0]
+    if W < 1 or windows.shape[1] != 1:
+        raise UserError(f"the windows have shape {windows.shape}: give one or more, with one true continuation each")
+    parts = []
+    with progress.track("perplexity of the joint model", W, "windows") as advance:
+        for b in range(W):
+            parts.append(_score(model, windows[b : b + 1], draws, space, rng.shift(contexts=b), truncation))
+            advance(1)
+    log_base, energy, lengths, log_proposal = (torch.cat(column) for column in zip(*parts, strict=True))
+    return measure_joint(
+        WindowScores(
+            log_base=log_base,
+            energy=energy,
+            lengths=lengths,
+            counts=_counts(windows, arange(W) if documents is None else documents, model.tokenizer),
+            log_proposal=None if truncation.is_identity else log_proposal,
+        )
+    )
+
+
+def check_proposal(truncation: Truncation) -> None:
+    """Refuse a proposal that gives real text probability zero."""
+    if truncation.top_k is not None or truncation.top_p not in (None, 1.0):
+        raise UserError(
+            "a truncated proposal (top_k, top_p) gives real text probability zero, so nothing can be certified with "
+            "it: leave top_k and top_p out (a temperature may stay)"
+        )
+
+
+def log_proposal_of(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B 1"]:
+    """log q of one given continuation of each context, token by token."""
+    if truncation.is_identity:
+        return lm.log_prob(x).double().cpu()
+    (B, _), contexts, total = x.shape, x.contexts.lists(), torch.zeros(x.shape[0], 1, dtype=torch.float64)
+    rows = [row[0] for row in x.lists()]
+    for t in range(max(map(len, rows), default=0)):
+        going = [b for b in range(B) if t < len(rows[b])]
+        before = Sequences.from_lists([contexts[b] + rows[b][:t] for b in going])
+        log_q = truncation(lm.next_log_probs(before).double().cpu())
+        chosen = torch.tensor([rows[b][t] for b in going])
+        total[going, 0] += log_q.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    return total
+
+
+def _score(
+    model: JointModel, x: Continuations, draws: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """log_base, energy, lengths and log_proposal [1, n] of one window, its own text first."""
+    of_data = model.scores(x)
+    drawn, energies = [], [of_data.energy]
+    for first in range(0, draws, _AT_ONCE):
+        num = min(_AT_ONCE, draws - first)
+        drawn.append(model.base.sample(x.contexts, num, space, rng.shift(candidates=first), truncation))
+        energies.append(energies_in_parts(model.energy, drawn[-1].x))
+    found = Draws.cat(drawn, dim=1)
+    of_proposal = log_proposal_of(model.base, x, truncation)
+    return (
+        torch.cat([of_data.log_base, found.log_base.double().cpu()], 1),
+        torch.cat(energies, 1),
+        torch.cat([x.lengths, found.x.lengths.cpu()], 1).double(),
+        torch.cat([of_proposal, found.log_proposal.double().cpu()], 1),
+    )
+
+
+def _counts(x: Continuations, documents: Integer[ndarray, " W"], tokenizer: Tokenizer | None) -> Counts:
+    if tokenizer is not None:
+        return Counts.of(x, documents, tokenizer)
+    tokens = x.lengths[:, 0].double().numpy()
+    return Counts(tokens, 0 * tokens, 0 * tokens, documents)

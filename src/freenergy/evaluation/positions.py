@@ -1,0 +1,81 @@
+"""Where in a continuation the joint model gains (Fig. 1 of Deng et al. 2020).
+
+    log P(x_t | c, x_<t) = log P_LM(x_t | c, x_<t) + log Z(c, x_≤t) − log Z(c, x_<t)        (Eq. 5)
+    gain at t = 100 · (1 − exp(−mean of (log P − log P_LM)))
+
+Each log Z is estimated from completions that the base draws (``partition.step_log_probs``). That is L times the draws
+of a perplexity, so it is done for few windows; each is kept on disk when it is done.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from freenergy.evaluation.perplexity import measured_rate, percent_less, ratio
+from freenergy.partition import step_log_probs
+from freenergy.progress import Progress
+from freenergy.protocols import Energy, LanguageModel
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations, SequenceSpace
+from freenergy.storage import whole
+
+
+def by_position(
+    lm: LanguageModel,
+    energy: Energy,
+    x: Continuations,
+    documents: Integer[np.ndarray, " B"],
+    space: SequenceSpace,
+    draws: int,
+    folder: Path,
+    rng: Rng,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Rows with ``position`` (from 1), perplexities of ``base`` and ``joint``, ``gain_percent`` and its interval."""
+    steps = []
+    with progress.track("gain by position", x.shape[0], "windows") as advance:
+        for b in range(x.shape[0]):
+            path = folder / f"{b:05d}.safetensors"
+            if not path.is_file():
+                found = _steps(lm, energy, x[b : b + 1], space, draws, rng.child(b))
+                with whole(path) as aside:
+                    save_file(found, aside)
+            steps.append(load_file(path))
+            advance(1)
+    longest = max((len(found["base"]) for found in steps), default=0)
+    return [_row(t, steps, documents) for t in range(longest)]
+
+
+def _steps(
+    lm: LanguageModel, energy: Energy, x: Continuations, space: SequenceSpace, draws: int, rng: Rng
+) -> dict[str, Float[Tensor, " length"]]:
+    """log P_LM and log P of each token of one continuation."""
+    # exact at the last place where all tokens of the vocabulary cost no more than the draws of the other places
+    exact_last = lm.vocab_size <= space.length * draws
+    found = step_log_probs(lm, energy, x, space, rng, draws=draws, exact_last=exact_last)
+    return {"base": found.log_base[found.mask], "joint": found.estimate[found.mask]}
+
+
+def _row(t: int, steps: list[dict[str, Tensor]], documents: Integer[np.ndarray, " B"]) -> dict[str, Any]:
+    """One position, over the windows that reach it."""
+    there = [b for b, found in enumerate(steps) if len(found["base"]) > t]
+    d = np.unique(documents[there], return_inverse=True)[1]
+    base, joint = (
+        np.bincount(d, torch.stack([steps[b][name][t] for b in there]).numpy()) for name in ("base", "joint")
+    )
+    gain = measured_rate(joint - base, np.bincount(d).astype(np.float64))
+    value, low, high = (None if end is None else percent_less(end) for end in gain.to_json())
+    n = np.bincount(d).astype(np.float64)
+    return {
+        "position": t + 1,
+        "base": ratio(base, n).value,
+        "joint": ratio(joint, n).value,
+        "gain_percent": value,
+        "interval": [low, high],
+        "windows": len(there),
+    }

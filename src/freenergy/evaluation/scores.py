@@ -1,0 +1,102 @@
+"""What every number about a joint model is made of: the scores of windows' own texts and of draws beside them.
+
+    log w = log P_LM(x) − log q(x) − E(x)        q the law of the draws; log w = −E where q is P_LM
+    log P(x) = log P_LM(x) − E(x) − log Z
+
+All of an evaluation is computed from one pass: W windows, n candidates each, the true continuation first. The pass is
+kept on disk chunk by chunk, and what was scored before a crash is not scored again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Integer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from freenergy.corpus import Windows
+from freenergy.evaluation.perplexity import Counts
+from freenergy.progress import Progress
+from freenergy.protocols import LanguageModel
+from freenergy.storage import whole
+from freenergy.training.feature_cache import FeatureCache
+
+_BATCH = 32
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowScores:
+    """W windows, n candidates each, the true continuation first; float64."""
+
+    log_base: Float[Tensor, "W n"]
+    energy: Float[Tensor, "W n"]
+    lengths: Float[Tensor, "W n"]
+    counts: Counts  # of the true continuations
+    log_proposal: Float[Tensor, "W n"] | None = None  # None where the draws are the base's own
+
+    @property
+    def log_weight(self) -> Float[Tensor, "W n"]:
+        """log P_LM − log q − E."""
+        if self.log_proposal is None:
+            return -self.energy
+        return self.log_base - self.log_proposal - self.energy
+
+    @property
+    def log_score(self) -> Float[Tensor, "W n"]:
+        """log P_LM − E: log P but for log Z."""
+        return self.log_base - self.energy
+
+    @property
+    def draws(self) -> int:
+        """How many draws there are beside each true continuation: n − 1."""
+        return self.energy.shape[1] - 1
+
+
+def score_windows(
+    base: LanguageModel, energy: nn.Module, cache: FeatureCache, folder: Path, progress: Progress, *, rows: int = 256
+) -> dict[str, Tensor]:
+    """``log_base``, ``energy`` and ``lengths`` [W, n] of each window's own continuation (first) and of its draws."""
+    found = []
+    with progress.track("energies of candidates", len(cache.contrast), "windows") as advance:
+        for chunk in cache.chunks():
+            path = folder / f"{int(chunk[0]):05d}.safetensors"
+            if not path.is_file():
+                x = cache.contrast.all(chunk)
+                of_draws = cache.contrast.store.draws(chunk, x.contexts).log_base
+                of_data = base.log_prob(x.candidates(slice(0, 1))).double().cpu()
+                numbers = {
+                    "log_base": torch.cat([of_data, of_draws], dim=1),
+                    "energy": cache.energies(energy, chunk, rows),
+                    "lengths": x.lengths.double(),
+                }
+                with whole(path) as aside:
+                    save_file(numbers, aside)
+            found.append(load_file(path))
+            advance(len(chunk))
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def window_log_probs(
+    lm: LanguageModel,
+    windows: Windows,
+    rows: Integer[np.ndarray, " W"],
+    folder: Path,
+    label: str,
+    progress: Progress,
+) -> Float[np.ndarray, " W"]:
+    """log P of the true continuations of these windows under a language model, kept on disk."""
+    found = []
+    with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
+        for first in range(0, len(rows), _BATCH):
+            some, path = rows[first : first + _BATCH], folder / f"{first:05d}.safetensors"
+            if not path.is_file():
+                log_p = lm.log_prob(windows.continuations(some))[:, 0].double().cpu()
+                with whole(path) as aside:
+                    save_file({"log_prob": log_p.contiguous()}, aside)
+            found.append(load_file(path)["log_prob"].numpy())
+            advance(len(some))
+    return np.concatenate(found)

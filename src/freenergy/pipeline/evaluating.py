@@ -1,0 +1,148 @@
+"""``freenergy evaluate``: a run's own evaluation, or the same on other windows, with other draws, or on any text.
+
+    RUN/evaluations/text-<fingerprint>/     a text that was given, as windows
+    RUN/evaluations/draws-<fingerprint>/    the base's draws for prefixes of a split or text
+    RUN/evaluations/<fingerprint>/          what was measured on them, with the energy that the run now has
+
+What is there is not made again, so an evaluation that was interrupted goes on, and another energy is measured on the
+same draws.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+from freenergy.base.opening import open_base
+from freenergy.corpus import Corpus, Windows
+from freenergy.errors import UserError
+from freenergy.evaluation.certified import check_draws, together
+from freenergy.evaluation.summary import Subject, measure
+from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.pipeline.evaluation import SUMMARY, joint_subject, open_all_baselines, read_summary
+from freenergy.pipeline.given_text import GivenText, given_text
+from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
+from freenergy.pipeline.run import Run, alone_in, run
+from freenergy.progress import Progress, Silent
+from freenergy.protocols import ANCESTRAL, LanguageModel
+from freenergy.randomness import Rng
+from freenergy.storage import fingerprint, read_json, room_on_disk, sweep, write_json
+
+_SHARD = 4  # windows whose draws appear at a time
+_SILENT = Silent()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to measure. Left out: the recipe's split, its ``certified_windows`` and its candidates."""
+
+    texts: tuple[Path, ...] = ()
+    split: str | None = None
+    windows: int | None = None
+    candidates: int | None = None  # n, the true text among them
+    baselines: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True when it is what the run's own evaluation answers."""
+        return not self.texts and (self.split, self.windows, self.candidates) == (None, None, None)
+
+
+PLAIN = Question()
+
+
+def evaluate(folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT) -> dict[str, Any]:
+    """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
+    this = Run.open(folder)
+    if this.recipe.energy is None:
+        raise UserError(
+            f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
+            "an [energy] section to its recipe and run it again"
+        )
+    if question.baselines and not this.recipe.baselines:
+        raise UserError(f"the recipe of {folder} has no baselines: leave --baselines out, or add [[baselines]] to it")
+    for name in ("corpus", "base", "energy", *(("baselines",) if question.baselines else ())):
+        this.finished(name)
+    return _own(this, progress) if question.is_plain else _other(this, question, progress)
+
+
+def _own(this: Run, progress: Progress) -> dict[str, Any]:
+    """The stage ``evaluation``, done where it is not."""
+    folder = this.stage("evaluation")
+    if not (folder / "stage.json").is_file() or "split" not in read_json(folder / "stage.json").get("summary", {}):
+        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress):
+            pass
+    this.finished("evaluation")
+    return read_summary(this, folder)
+
+
+def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
+    settings = this.recipe.evaluation
+    num = settings.certified_windows if question.windows is None else question.windows
+    candidates = settings.candidates if question.candidates is None else question.candidates
+    check_draws(candidates - 1)
+    if num < 1:
+        raise UserError(f"{num} windows were asked for: measure on at least one")
+    corpus, split = Corpus.open(this.stage("corpus")), question.split or settings.split
+    with alone_in(this.folder), room_on_disk(this.folder):
+        sweep(this.folder)
+        identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
+        if not question.texts:
+            return _measured(this, question, corpus, corpus.windows(split), identity, num, progress)
+        text = given_text(question.texts, this, corpus, progress)
+        identity = replace(identity, split="text", corpus=text.fingerprint)
+        summary = _measured(this, question, corpus, text.windows, identity, num, progress)
+        return _with_warning(summary, text, progress)
+
+
+def _measured(
+    this: Run, question: Question, corpus: Corpus, windows: Windows, identity: Identity, num: int, progress: Progress
+) -> dict[str, Any]:
+    """Draw and measure what is not there yet."""
+    draws_mark = fingerprint([asdict(identity), num])
+    about = [version("freenergy"), draws_mark, this.finished("energy")["key"], asdict(this.recipe.evaluation)]
+    about += [this.finished("baselines")["key"]] if question.baselines else []
+    folder = this.folder / "evaluations" / fingerprint(about)
+    if not (folder / SUMMARY).is_file():
+        lm = open_base(this.stage("base"), corpus.tokenizer)
+        store = _drawn(this, lm, corpus, windows, identity, num, progress)
+        subject = Subject(
+            lm=lm,
+            corpus=corpus,
+            windows=windows,
+            split=identity.split,
+            rows=store.rows.sort().values.numpy(),
+            samples=this.recipe.evaluation.samples,
+            baselines=open_all_baselines(this, corpus) if question.baselines else {},
+            joint=joint_subject(this, corpus, lm, store),
+        )
+        rng = Rng(this.recipe.seed).child("evaluation")
+        write_json(folder / SUMMARY, measure(subject, folder, rng, progress))
+    return read_summary(this, folder)
+
+
+def _drawn(
+    this: Run, lm: LanguageModel, corpus: Corpus, windows: Windows, identity: Identity, num: int, progress: Progress
+) -> NegativeStore:
+    """The base's draws, made as the stage ``candidates`` makes them."""
+    folder = this.folder / "evaluations" / f"draws-{fingerprint([asdict(identity), num])}"
+    rng = Rng(this.recipe.seed).child("candidates")
+    rows = rng.child("windows").permutation(len(windows))[:num]
+    source = from_base(lm, corpus, ANCESTRAL)
+    write_negatives(folder, rows, windows, source, identity, rng, progress, shard=_SHARD, batch=1)
+    return NegativeStore.open(folder, identity)
+
+
+def _with_warning(summary: dict[str, Any], text: GivenText, progress: Progress) -> dict[str, Any]:
+    """Say so where the text, or a part of it, has been trained on."""
+    shared = int(text.shared.sum())
+    summary["shared_with_training"] = {"windows": shared, "of": len(text.shared), "ngram": text.ngram}
+    if shared:
+        words = (
+            f"{shared} of the text's {len(text.shared)} windows share {text.ngram} tokens in a row with the training "
+            "text: on those the numbers flatter"
+        )
+        progress.say(words)
+        summary["joint"]["verdict"] = together(words, summary["joint"]["verdict"])
+    return summary
