@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-fast check format clean
+.PHONY: demo test test-fast check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
@@ -25,10 +25,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# What the test of the report looks at the page with; without it that test is skipped.
+browser:
+	command -v chromedriver > /dev/null || { apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium chromium-driver; }
+
 clean:
 	rm -rf .venv runs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,eval]"
 	touch $(READY)

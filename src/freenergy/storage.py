@@ -17,6 +17,7 @@ from typing import Any
 from freenergy.errors import UserError
 
 _PART = ".part"
+_SAFETENSORS_PART = ".tmp??????"  # what that library writes to before it renames
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -51,8 +52,9 @@ def own_folder(folder: str | Path, mark: str) -> Path:
 
 def sweep(folder: Path) -> None:
     """Remove what killed processes were writing below a folder that nobody else is working in."""
-    for part in sorted(folder.rglob(f".*{_PART}")):
-        _remove(part)
+    for pattern in (f".*{_PART}", _SAFETENSORS_PART):
+        for part in sorted(folder.rglob(pattern)):
+            _remove(part)
 
 
 def _remove(path: Path) -> None:

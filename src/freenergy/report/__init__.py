@@ -1,0 +1,43 @@
+"""What a run has shown, as one page that opens from disk, with its figures beside it.
+
+    RUN/evaluation/evaluation.json + RUN/*/stage.json  →  RUN/report.html, RUN/figures/*.svg, RUN/figures/*.png
+
+Nothing is measured here: a number on the page is a number of those files. The same files give the same bytes.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from freenergy.errors import UserError
+from freenergy.pipeline import Run
+from freenergy.progress import Progress
+from freenergy.report.citations import cite
+from freenergy.storage import write_text
+
+__all__ = ["can_draw", "cite", "write_report"]
+
+PAGE, FIGURES = "report.html", "figures"
+
+
+def can_draw() -> bool:
+    """Whether the packages of the extra ``report`` are installed."""
+    return all(find_spec(name) is not None for name in ("matplotlib", "jinja2"))
+
+
+def write_report(run: Run, progress: Progress) -> Path:
+    """Draw the figures of a finished run and write its page; gives the page's path."""
+    try:
+        from freenergy.report.figures import draw
+        from freenergy.report.page import page, read_evaluation
+    except ModuleNotFoundError as error:
+        raise UserError(f"a report needs {error.name}: install it with pip install 'freenergy[report]'") from None
+
+    evaluation = read_evaluation(run)
+    drawings = draw(evaluation)
+    with progress.track("report", len(drawings) + 1, "files") as advance:
+        for drawing in drawings:
+            drawing.save(run.folder / FIGURES)
+            advance(1)
+        write_text(run.folder / PAGE, page(run, evaluation, drawings))
+        advance(1)
+    return run.folder / PAGE

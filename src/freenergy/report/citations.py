@@ -1,0 +1,112 @@
+"""Whom to cite: the papers of the methods that a run has used, as BibTeX, and no others."""
+
+from freenergy.base.settings import NgramBase
+from freenergy.config import Recipe
+from freenergy.energies.settings import BitEnergy, ProductEnergy
+from freenergy.negatives.settings import InfilledNegatives
+from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.pipeline import Run
+
+_ENTRIES = {
+    "deng2020residual": """@inproceedings{deng2020residual,
+  title     = {Residual Energy-Based Models for Text Generation},
+  author    = {Deng, Yuntian and Bakhtin, Anton and Ott, Myle and Szlam, Arthur and Ranzato, Marc'Aurelio},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2020}
+}""",
+    "gutmann2010nce": """@inproceedings{gutmann2010nce,
+  title     = {Noise-contrastive estimation: A new estimation principle for unnormalized statistical models},
+  author    = {Gutmann, Michael and Hyv{\\"a}rinen, Aapo},
+  booktitle = {Proceedings of the Thirteenth International Conference on Artificial Intelligence and Statistics},
+  pages     = {297--304},
+  year      = {2010}
+}""",
+    "ma2018nce": """@inproceedings{ma2018nce,
+  title     = {Noise Contrastive Estimation and Negative Sampling for Conditional Models: Consistency and Statistical
+               Efficiency},
+  author    = {Ma, Zhuang and Collins, Michael},
+  booktitle = {Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
+  pages     = {3698--3707},
+  year      = {2018}
+}""",
+    "nowozin2018debiasing": """@inproceedings{nowozin2018debiasing,
+  title     = {Debiasing Evidence Approximations: On Importance-weighted Autoencoders and Jackknife Variational
+               Inference},
+  author    = {Nowozin, Sebastian},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018}
+}""",
+    "lawson2019energy": """@inproceedings{lawson2019energy,
+  title     = {Energy-Inspired Models: Learning with Sampler-Induced Distributions},
+  author    = {Lawson, Dieterich and Tucker, George and Dai, Bo and Ranganath, Rajesh},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {32},
+  year      = {2019}
+}""",
+    "vehtari2024pareto": """@article{vehtari2024pareto,
+  title   = {Pareto Smoothed Importance Sampling},
+  author  = {Vehtari, Aki and Simpson, Daniel and Gelman, Andrew and Yao, Yuling and Gabry, Jonah},
+  journal = {Journal of Machine Learning Research},
+  volume  = {25},
+  number  = {72},
+  pages   = {1--58},
+  year    = {2024}
+}""",
+    "chen1998smoothing": """@techreport{chen1998smoothing,
+  title       = {An Empirical Study of Smoothing Techniques for Language Modeling},
+  author      = {Chen, Stanley F. and Goodman, Joshua},
+  institution = {Harvard University},
+  number      = {TR-10-98},
+  year        = {1998}
+}""",
+    "devlin2019bert": """@inproceedings{devlin2019bert,
+  title     = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
+  author    = {Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina},
+  booktitle = {Proceedings of the 2019 Conference of the North American Chapter of the Association for Computational
+               Linguistics: Human Language Technologies},
+  pages     = {4171--4186},
+  year      = {2019}
+}""",
+    "ou2024energy": """@article{ou2024energy,
+  title   = {Energy-Based Models with Applications to Speech and Language Processing},
+  author  = {Ou, Zhijian},
+  journal = {Foundations and Trends in Signal Processing},
+  volume  = {18},
+  number  = {1--2},
+  pages   = {1--199},
+  year    = {2024}
+}""",
+}
+
+
+def cite(run: Run) -> str:
+    """BibTeX of the methods that the run has used."""
+    return "\n\n".join(_ENTRIES[key] for key in methods(run.recipe)) + "\n"
+
+
+def methods(recipe: Recipe) -> dict[str, str]:
+    """The key of each paper to cite, and what of it is used."""
+    used: dict[str, str] = {}
+    if isinstance(recipe.base, NgramBase):
+        used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"
+    if recipe.energy is None:
+        return used
+    used["deng2020residual"] = "the residual energy, and the upper and lower estimates of perplexity"
+    match recipe.training.objective:
+        case BinaryNCE():
+            used["gutmann2010nce"] = "the objective: binary noise-contrastive estimation"
+        case RankingNCE():
+            used["gutmann2010nce"] = "noise-contrastive estimation"
+            used["ma2018nce"] = "the objective: its ranking form, for conditional models"
+        case ConditionalNCE():
+            used["ma2018nce"] = "the objective: noise-contrastive estimation of conditional models"
+    parts = recipe.energy.parts if isinstance(recipe.energy, ProductEnergy) else (recipe.energy,)
+    infilled = any(isinstance(source, InfilledNegatives) for source in recipe.negatives.sources)
+    if infilled or any(isinstance(part, BitEnergy) and part.start != "base" for part in parts):
+        used["devlin2019bert"] = "masked language models"
+    if infilled or isinstance(recipe.training.objective, ConditionalNCE) or len(parts) > 1:
+        used["ou2024energy"] = "products of energies, conditional and infilled noise"
+    used["nowozin2018debiasing"] = "Eq. 4 and the jackknife estimate of log Z"
+    used["lawson2019energy"] = "the certificate: the law that resampling induces"
+    used["vehtari2024pareto"] = "k̂, the diagnostic of the weights' tail"
+    return used

@@ -1,0 +1,136 @@
+"""The page: one file with tables, figures, examples, settings and citations; nothing is fetched and nothing runs.
+
+Model output is shown as text: the templates escape everything but the SVGs that are drawn here.
+"""
+
+import inspect
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from freenergy.config import Recipe, load_recipe, recipes
+from freenergy.energies.settings import ProductEnergy
+from freenergy.errors import UserError
+from freenergy.pipeline import Run
+from freenergy.pipeline import stages as stages_of
+from freenergy.pipeline.evaluation import SUMMARY, read_summary
+from freenergy.report import tables
+from freenergy.report.citations import cite, methods
+from freenergy.report.figures import Drawing
+from freenergy.report.toml import to_toml
+from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, number
+from freenergy.storage import read_json
+
+_HERE = Path(__file__).parent
+_KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
+
+
+def read_evaluation(run: Run) -> dict[str, Any]:
+    """What the run has measured, or a sentence that says why there is nothing to report."""
+    run.finished("evaluation")
+    path = run.stage("evaluation") / SUMMARY
+    found = read_json(path)
+    if not {"split", "windows", "base", "baselines"} <= set(found) or "interval" not in found["base"]:
+        raise UserError(f"{path} is of another version of freenergy: `freenergy run` the stage evaluation again")
+    return read_summary(run, path.parent)
+
+
+def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
+    """The HTML of a run's report."""
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["tight"] = _tight
+    records = {stage.name: run.finished(stage.name) for stage in stages_of(run.recipe)}
+    joint, text = evaluation.get("joint"), evaluation.get("text")
+    return environment.get_template("report.html.j2").render(
+        name=run.recipe.name,
+        about=run.recipe.about,
+        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        summary=summary(evaluation),
+        verdicts=verdicts(evaluation),
+        joint=joint,
+        headline=tables.headline(evaluation),
+        diagnostics=tables.diagnostics(joint) if joint else None,
+        text=tables.text_statistics(text) if text else None,
+        figures=[(drawing, Markup(drawing.inline()) if drawing.svg else "") for drawing in drawings],
+        examples=[_example(example) for example in evaluation.get("examples") or []],
+        samples=evaluation.get("samples") or [],
+        energies=energies(run.recipe),
+        stages=tables.stages(records),
+        versions=tables.versions(records),
+        recipe=to_toml(run.recipe.to_json()),
+        commands=commands(run.recipe),
+        used=methods(run.recipe),
+        bibtex=cite(run).strip(),
+    )
+
+
+def _tight(text: str) -> str:
+    """Without a line break between a number and its %."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def summary(evaluation: dict[str, Any]) -> str:
+    """The result in one sentence."""
+    joint, split = evaluation.get("joint"), evaluation["split"]
+    if not joint:
+        base = evaluation["base"]
+        return (
+            f"On {base['windows']:,} {split} windows the base's perplexity is {number(base['perplexity']['token'])} "
+            f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
+            "joint model to measure."
+        )
+    percent, ends = joint["gain"]["percent"], joint["gain"]["interval"] or [None, None]
+    where = f"On {joint['windows']:,} {split} windows the joint model's certified perplexity"
+    if not is_number(percent):
+        return f"{where} could not be measured."
+    if all(map(is_number, ends)) and ends[0] <= 0 <= ends[1]:
+        return f"{where} is not shown to differ from the base's (gain {gain(percent)}, 95 % interval {_ends(ends)})."
+    side = "below" if percent > 0 else "above"
+    told = _ends(ends if percent > 0 else [-end if is_number(end) else None for end in reversed(ends)])
+    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {told})."
+
+
+def _ends(ends: list[Any]) -> str:
+    told = gain_interval(ends)
+    return "unknown, with so few documents" if told == DASH else told
+
+
+def verdicts(evaluation: dict[str, Any]) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    joint = evaluation.get("joint") or {}
+    found = [joint.get("verdict") or ""]
+    for name, baseline in (evaluation.get("baselines") or {}).items():
+        verdict = baseline.get("verdict") or ""
+        found.append(verdict if not verdict or name in verdict else f"{name}: {verdict}")
+    return [sentence[0].upper() + sentence[1:].rstrip(".") + "." for sentence in found if sentence]
+
+
+def energies(recipe: Recipe) -> list[tuple[str, str]]:
+    """Kind and description of each energy."""
+    if recipe.energy is None:
+        return []
+    parts = recipe.energy.parts if isinstance(recipe.energy, ProductEnergy) else (recipe.energy,)
+    return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in parts]
+
+
+def commands(recipe: Recipe) -> list[str]:
+    """What to type to get the same numbers elsewhere."""
+    is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
+    folder = f"runs/{recipe.name}"
+    first = f"freenergy run {recipe.name}" if is_shipped else f"freenergy run recipe.toml --out {quote(folder)}"
+    return [first, f"freenergy evaluate {quote(folder)} --json", f"freenergy report {quote(folder)}"]
+
+
+def _example(example: dict[str, Any]) -> dict[str, Any]:
+    """A prefix, and its continuations with the words that name them."""
+    rows = []
+    for key, title in _KINDS.items():
+        if found := example.get(key):
+            numbers = f"E = {number(found.get('energy'))}, log P_LM = {number(found.get('log_base'))}"
+            rows.append({"kind": key, "title": title, "text": found["text"], "numbers": numbers})
+    return {"prefix": example["prefix"], "rows": rows}

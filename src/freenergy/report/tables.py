@@ -1,0 +1,141 @@
+"""The tables of the page: what was measured, in rows of words and numbers."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
+
+_BOUNDS = {
+    "certified": "joint, certified",
+    "upper": "joint, upper estimate",
+    "lower": "joint, lower estimate",
+}
+_TRAINING = ("negatives", "energy")  # the stages that the joint model costs beyond its base
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells of text; the first of a row names it."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    is_prose: bool = False  # cells are words and not numbers
+
+
+def headline(evaluation: dict[str, Any]) -> Table:
+    """Perplexity of every model, in the units that compare between tokenizers too."""
+    rows = [_base(evaluation)]
+    joint = evaluation.get("joint")
+    if joint:
+        if joint["windows"] != evaluation["base"]["windows"]:
+            cells = [number(joint.get("base_perplexity")), interval(joint.get("base_interval")), *[DASH] * 5]
+            rows.append([f"base, on the joint model's {joint['windows']:,} windows", *cells])
+        rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
+    rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
+    return Table(
+        caption=f"Perplexity on {evaluation['split']} text; lower is better",
+        columns=("model", "per token", "95 % interval", "per word", "per byte", "gain over the base", "95 % interval",
+                 "CPU minutes"),
+        rows=rows,
+    )  # fmt: skip
+
+
+def _base(evaluation: dict[str, Any]) -> list[str]:
+    base = evaluation["base"]
+    per = base["perplexity"]
+    cost = (evaluation.get("cost") or {}).get("base", {}).get("cpu_seconds")
+    found = [number(per["token"]), interval(base["interval"]["token"]), number(per["word"]), number(per["byte"])]
+    return ["base", *found, DASH, DASH, minutes(cost)]
+
+
+def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]:
+    found = [number(joint["perplexity"][bound]), interval(joint["interval"][bound])]
+    found += [number((joint.get(unit) or {}).get(bound)) for unit in ("per_word", "per_byte")]
+    if bound != "certified":
+        return [_BOUNDS[bound], *found, DASH, DASH, DASH]
+    seconds = [cost[stage]["cpu_seconds"] for stage in _TRAINING if stage in cost]
+    found += [gain(joint["gain"]["percent"]), gain_interval(joint["gain"]["interval"])]
+    paid = f"+ {minutes(sum(seconds))}" if seconds else DASH
+    return [_BOUNDS[bound], *found, paid]
+
+
+def _baseline(name: str, found: dict[str, Any]) -> list[str]:
+    against = found.get("against_base") or {}
+    return [
+        name,
+        number(found["perplexity"]),
+        interval(found.get("interval")),
+        number(found.get("per_word")),
+        number(found.get("per_byte")),
+        gain(against.get("percent")),
+        gain_interval(against.get("interval")),
+        minutes(found.get("cpu_seconds")),
+    ]
+
+
+def diagnostics(joint: dict[str, Any]) -> Table:
+    """What tells whether the estimates can be believed, each with what it means."""
+    Z, sure = joint.get("log_partition") or {}, joint["gain"]
+    nats = f"{number(sure['nats_per_sequence'])} ({interval(sure.get('nats_interval'))})"
+    rows = [
+        ["certified gain, nats a sequence", nats, "what resampling is sure to gain over the base, in expectation"],
+        ["most that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates; a "
+         "gain near to it asks for more draws"],
+        ["draws for each window", number(joint["draws"]), "continuations of the base that Z is estimated from"],
+        ["effective draws", number(joint["ess"]), "how many equal weights would tell as much; few are bad"],
+        ["largest share", percent(joint["largest_share"]), "of the weight on one draw; near 100 % one draw decides"],
+        ["Pareto k̂", number(joint["k_hat"]), "how heavy the tail of the weights is; above 0.7 no mean can be trusted"],
+        ["log Z, lower", number(Z.get("lower")), "below the truth in expectation, mean over windows"],
+        ["log Z, upper", number(Z.get("upper")), "above the truth in expectation for enough draws"],
+        ["log Z, jackknife", f"{number(Z.get('jackknife'))} ± {number(Z.get('standard_error'))}", "the middle way, "
+         "with its standard error"],
+        ["told from draws, in pairs", percent(joint.get("pair_accuracy")), "how often real text has the lower energy "
+         "of two; 50 % is chance"],
+        ["told from draws, by sign", percent(joint.get("nce_accuracy")), "how often the sign of the energy is right"],
+    ]  # fmt: skip
+    kept = [row for row in rows if row[1].strip("– ±()")]
+    return Table(
+        caption="Can the estimates be believed?", columns=("diagnostic", "value", "meaning"), rows=kept, is_prose=True
+    )
+
+
+def text_statistics(text: dict[str, Any]) -> Table:
+    """How varied and how new each kind of text is."""
+    kinds, orders = [kind for kind in ("human", "base", "joint") if kind in text], ("2", "3", "4")
+    rows = [[f"distinct {n}-grams", *(_share(text[kind]["distinct"][n]) for kind in kinds)] for n in orders]
+    rows += [["repeated 4-grams", *(_share(text[kind]["repetition"]) for kind in kinds)]]
+    rows += [[f"unseen {n}-grams", *(_share(text[kind]["unseen"][n]) for kind in kinds)] for n in orders]
+    tokens = min(found["tokens"] for found in text.values())
+    caption = f"Statistics of text, in {tokens:,} tokens of each kind"
+    return Table(caption=caption, columns=("share of", *kinds), rows=rows)
+
+
+def _share(cell: list[Any]) -> str:
+    value, low, high = cell
+    if not (is_number(low) and is_number(high)):
+        return percent(value)
+    return f"{percent(value)} ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def stages(records: dict[str, dict[str, Any]]) -> Table:
+    """Cost and fingerprint of each stage."""
+    rows = []
+    for name, record in records.items():
+        mark = record.get("summary", {}).get("fingerprint", DASH)
+        times = [minutes(record.get("seconds")), minutes(record.get("cpu_seconds"))]
+        rows.append([name, *times, record.get("key", DASH), mark])
+    columns = ("stage", "minutes", "CPU minutes", "key of its inputs", "fingerprint of its result")
+    return Table(caption="Stages: cost and fingerprints", columns=columns, rows=rows)
+
+
+def versions(records: dict[str, dict[str, Any]]) -> Table:
+    """The packages that the stages ran with; more than one version where they differ."""
+    found: dict[str, list[str]] = {}
+    for record in records.values():
+        for package, version in record.get("versions", {}).items():
+            if version not in found.setdefault(package, []):
+                found[package].append(version)
+    rows = [[package, ", ".join(seen)] for package, seen in found.items()]
+    return Table(caption="Versions", columns=("package", "version"), rows=rows, is_prose=True)
