@@ -38,6 +38,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     (tmp_path / "base" / ".model.17.part").mkdir()
     (tmp_path / "base" / ".model.17.part" / "weights").write_text("half")
     (tmp_path / ".recipe.json.17.part").write_text("half")
+    (tmp_path / "base" / ".tmpA1b2C3").write_text("half")
     sweep(tmp_path)
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["base", "kept"]
 
