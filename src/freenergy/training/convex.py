@@ -96,6 +96,32 @@ def choose_l2(
     return Choice(l2, gain, fit, table)
 
 
+def cross_fitted(
+    parts: Sequence[FeatureEnergy],
+    features: Sequence[Features],
+    objective: Objective,
+    l2: float,
+    offset: Offset | None = None,
+    *,
+    folds: int = 4,
+) -> Float[Tensor, "M candidates"]:
+    """Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
+
+    This is what the parts are worth on text that they have not seen, and so what is left for another energy to learn.
+    """
+    kept = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
+    fold = torch.arange(len(features[0][0])) % folds
+    E = torch.zeros(len(fold), features[0][0].shape[1] + features[0][1].shape[1], dtype=torch.float64)
+    for k in range(min(folds, len(fold)) if len(fold) > 1 else 0):  # one window alone has no others to learn from
+        others, own = fold != k, fold == k
+        some = [(data[others], negatives[others]) for data, negatives in features]
+        fit_convex(parts, some, objective, l2, None if offset is None else offset[others])
+        E[own] = joint_energy(parts, [(data[own], negatives[own]) for data, negatives in features]).cpu()
+    for part, state in zip(parts, kept, strict=True):
+        part.load_state_dict(state)
+    return E
+
+
 @torch.no_grad()
 def joint_energy(parts: Sequence[FeatureEnergy], features: Sequence[Features]) -> Float[Tensor, "M candidates"]:
     """Σ_parts E of the data (first column) and the negatives."""

@@ -3,7 +3,9 @@
     E = Σ_saved E + Σ_linear E + Σ_networks E
 
 Saved parts stay. Linear parts are fitted together, one convex problem. Networks follow one by one, each on what the
-parts before it have left: since every part starts at E = 0, adding one never begins worse than before.
+parts before it have left: since every part starts at E = 0, adding one never begins worse than before. What linear
+parts leave is told by fits that have not seen the window (``convex.cross_fitted``): with thousands of weights they tell
+nearly all pairs that they were fitted to, and a network would find nothing left to learn there.
 """
 
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, final
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from freenergy.energies.features import FeatureEnergy
@@ -20,14 +23,16 @@ from freenergy.energies.settings import EnergySettings, NgramEnergy, PartEnergy,
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
-from freenergy.storage import read_json, write_json
+from freenergy.storage import read_json, whole, write_json
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrast import StoredContrast
-from freenergy.training.convex import Features, choose_l2
+from freenergy.training.convex import Features, choose_l2, cross_fitted
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
+
+_LEFT = "linear-energies.safetensors"  # of the training windows, by fits that have not seen them
 
 
 def train_energy(
@@ -39,6 +44,7 @@ def train_energy(
     linear = [i for i, part in enumerate(wanted) if isinstance(part, NgramEnergy | ProbeEnergy)]
     # linear parts are fitted together, so that they are done together or not at all
     is_fitted = all((folder / f"part-{i}" / RECORD).is_file() for i in linear)
+    fitting.linear = set(linear)
     for i, part in enumerate(wanted):
         fitting.take(i, part, anew=i in linear and not is_fitted)
     fitting.fit_linear()
@@ -64,6 +70,7 @@ class _Fitting:
             self.caches["train"] = FeatureCache(material.features, material.train, is_own=True)
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
+        self.linear: set[int] = set()
 
     def take(self, i: int, settings: PartEnergy, *, anew: bool) -> None:
         """Part i as it was left, or new."""
@@ -94,6 +101,11 @@ class _Fitting:
         offsets = (offset.train, offset.validation) if offset else (None, None)
         grid = self.training.l2
         chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
+        if len(self.waiting) > len(parts):  # networks follow
+            self.progress.say("fitting them again without each quarter of the windows, to see what they leave")
+            E = cross_fitted(list(parts.values()), learned, self.training.objective, chosen.l2, offsets[0])
+            with whole(self.folder / _LEFT) as aside:
+                save_file({"energy": E}, aside)
         for i, energy in parts.items():
             told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
             more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
@@ -149,8 +161,14 @@ class _Fitting:
         if not self.done:
             return None
         total, rows = Product([self.done[i] for i in sorted(self.done)]), self.training.rows
-        train = self.caches["train"].all_energies(total, rows) if "train" in self.caches else None
-        return Offset(total, train, self.caches["validation"].all_energies(total, rows))
+        held_out = self.caches["validation"].all_energies(total, rows)
+        if "train" not in self.caches:
+            return Offset(total, None, held_out)
+        left = self.folder / _LEFT
+        fitted = self.linear & set(self.done) if left.is_file() else set()
+        parts = [self.caches["train"].all_energies(self.done[i], rows) for i in sorted(set(self.done) - fitted)]
+        parts += [load_file(left)["energy"]] if fitted else []
+        return Offset(total, torch.stack(parts).sum(0), held_out)
 
 
 def steps_taken(folder: Path) -> dict[str, int]:
