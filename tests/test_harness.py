@@ -42,7 +42,7 @@ target_delimiter: " "
 {rest}
 """
 CHOICE = 'doc_to_choice: ["a", "b", "c", "d"]\nmetric_list:\n  - metric: acc\n'
-WRITING = 'generation_kwargs:\n  until: ["d"]\n  max_gen_toks: 3\nmetric_list:\n  - metric: exact_match\n'
+WRITING = 'generation_kwargs:\n  until: ["."]\n  max_gen_toks: 1\nmetric_list:\n  - metric: exact_match\n'
 
 
 def energy(x):
@@ -187,7 +187,10 @@ class TestInTheHarness:
 
         request = Instance("generate_until", {}, ("a", {"until": ["d"], "max_gen_toks": 3}), 0, ("letters", 0, 1))
         assert model.generate_until([request]) == [expected]
-        assert 0 <= self.evaluate(task("generate_until", WRITING))["exact_match,none"] <= 1
+        texts = [TextModel(joint).write(c, ["."], 1, Rng(1).child("text", i)) for i, (c, _) in enumerate(QUESTIONS)]
+        right = [text == answer for text, (_, answer) in zip(texts, QUESTIONS, strict=True)]
+        found = self.evaluate(task("generate_until", WRITING), seed=1)["exact_match,none"]
+        assert 0 < found == sum(right) / 4
 
     def test_choices_of_different_length_are_told(self, joint, caplog):
         from lm_eval.api.instance import Instance
@@ -207,6 +210,11 @@ class TestInTheHarness:
             FreenergyLM(run="here", pretrained="gpt2")
         with pytest.raises(UserError, match="is no run"):
             FreenergyLM(run="nowhere")
+
+    @pytest.mark.parametrize("bad", [{"n": "many"}, {"length": 1.5}, {"seed": "x"}, {"n": True}, {"base": "no"}])
+    def test_arguments_of_another_kind(self, bad):
+        with pytest.raises(UserError, match=rf"the model_arg {next(iter(bad))} is .*: give (a whole|true or false)"):
+            harness.register()(run="here", **bad)
 
     @pytest.mark.slow
     def test_as_a_command_on_a_saved_pair(self, tokenizer, task, tmp_path):

@@ -142,6 +142,7 @@ def register() -> type:
             unknown = set(settings) - {"base", "n", "length", "seed"}
             if unknown:
                 raise UserError(f"unknown model_args {', '.join(sorted(unknown))}: use run, base, n, length, seed")
+            _check_kinds(settings)
             self.model = TextModel.open(str(run), **settings)
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
@@ -154,6 +155,14 @@ def register() -> type:
             return [_written(self.model, i, *request.args) for i, request in enumerate(requests)]
 
     return FreenergyLM
+
+
+def _check_kinds(settings: dict[str, Any]) -> None:
+    """What is written after --model_args may be anything."""
+    for name, value in settings.items():
+        if type(value) is not (bool if name == "base" else int):
+            wanted = "true or false" if name == "base" else "a whole number"
+            raise UserError(f"the model_arg {name} is {value!r}: give {wanted}")
 
 
 def _choices(model: TextModel, requests: list[Any]) -> list[tuple[float, bool]]:

@@ -90,6 +90,35 @@ def test_one_draw_with_all_the_weight_is_no_number_and_no_crash():
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_an_infinite_tail_is_not_left_out_of_the_mean():
+    energy = Rng(0).normal(3, 101)
+    assert 0 < report(energy).k_hat < 1
+    energy[1] = torch.linspace(0, 1e5, 101)
+    assert report(energy).k_hat is None
+    energy[1] = 0.0  # no tail at all is no tail to tell of
+    assert report(energy).k_hat is not None
+
+
+def test_one_document_is_told():
+    energy = Rng(0).normal(30, 8)
+    energy[:, 0] -= 1
+    assert "no interval of the gain" in report(energy, documents=np.zeros(30, dtype=int)).verdict
+    assert "no interval of the gain" not in report(energy).verdict
+
+
+def test_draws_of_another_law_have_no_ceiling():
+    """Under a proposal that hardly writes real text, w of that text is large: the gain passes log n, and may."""
+    energy = torch.zeros(5, 8, dtype=torch.float64)
+    energy[:, 0] = -9
+    log_base = torch.full((5, 8), -10.0, dtype=torch.float64)
+    log_proposal = log_base.clone()
+    log_proposal[:, 0] += 3  # likelier to be drawn than under the base
+    found = report(energy, log_base=log_base, log_proposal=log_proposal)
+    assert found.nats_per_sequence.value > math.log(8)
+    assert found.ceiling_percent is None
+    assert "the most that" not in found.verdict
+
+
 @pytest.mark.parametrize("draws", [0, 1])
 def test_too_few_draws_are_refused(draws):
     with pytest.raises(UserError, match=f"with {draws} draws? a window the upper estimate of log Z is undefined"):

@@ -109,6 +109,23 @@ def test_too_few_draws(joint, draws):
         joint_perplexity(joint, WINDOWS, draws, SPACE, Rng(0))
 
 
+def test_documents_may_have_any_numbers(joint):
+    by_number = [
+        joint_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.array(numbers))
+        for numbers in ([0, 0, 1, 1], [70, 70, 900, 900])
+    ]
+    assert by_number[0] == by_number[1]
+    assert by_number[0].documents == 2
+    with pytest.raises(UserError, match="3 numbers of documents for 4 windows"):
+        joint_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.arange(3))
+
+
+def test_texts_that_z_does_not_sum_over_are_refused(joint):
+    short = Continuations.from_lists([[1], [1]], [[[0, 1, 2]], [[0, 1]]])
+    with pytest.raises(UserError, match="a continuation of 2 tokens is not in a space of 3"):
+        joint_perplexity(joint, short, 6, SPACE, Rng(5))
+
+
 def scores(W=6, n=9):
     energy, log_base = Rng(1).normal(W, n), -5 - Rng(2).normal(W, n).abs()
     lengths = torch.full((W, n), 5.0, dtype=torch.float64)

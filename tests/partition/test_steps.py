@@ -76,6 +76,17 @@ def test_drawn_steps_add_up_whatever_the_draws(space):
     assert torch.equal(steps.mask, x.mask[:, 0])
 
 
+def test_every_text_has_draws_of_its_own():
+    """A text's steps are the same alone and beside others that end earlier."""
+    space = SequenceSpace(vocab_size=V, length=L, eos=0)
+    x = Continuations.from_lists([[1], [2], [1], [2]], [[[0]], [[1, 2, 1]], [[2, 0]], [[2, 1, 1]]])
+    together = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=4, exact_last=False)
+    for b in range(4):
+        alone = step_log_probs(BASE, ENERGY, x[b : b + 1], space, Rng(5).shift(contexts=b), draws=4, exact_last=False)
+        for name in ("estimate", "lower", "upper"):
+            torch.testing.assert_close(getattr(alone, name)[0], getattr(together, name)[b], atol=1e-12, rtol=0)
+
+
 @each_space
 def test_given_draws_are_used_at_the_start(space):
     x = every_string(space)

@@ -195,6 +195,7 @@ def test_text_that_was_trained_on_is_told(copy, call, tmp_path, corpus_file):
         (["--text", "{short}"], "the longest document has 7 tokens, and a window of this run needs 16"),
         (["--text", "{blank}"], "there is no text in"),
         (["--text", "{gone}"], "there is no file or folder"),
+        (["--text", "{short}", "--split", "validation"], "a text has no split 'validation': leave --split out"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(copy, call, tmp_path, options, words):

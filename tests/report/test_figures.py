@@ -79,6 +79,17 @@ def test_one_wide_interval_does_not_flatten_the_gain_by_position(evaluation):
     assert re.search(r">1[05](\.0)?<", drawing.svg), "the axis no longer tells 5 % from 15 %"
 
 
+@pytest.mark.parametrize(("length", "told"), [(3, "distinct 3-grams"), (1, "")])
+def test_short_continuations_have_no_long_ngrams(evaluation, length, told):
+    for found in evaluation["text"].values():
+        found["distinct"] |= {str(n): [None, None, None] for n in (2, 3, 4) if n > length}
+    drawing = next(drawing for drawing in draw(evaluation) if drawing.name == "distinct")
+    assert told in drawing.alt
+    assert bool(drawing.svg) == bool(told)
+    assert ">4-grams<" not in drawing.svg
+    assert drawing.missing == ("" if told else "Not measured: set corpus.continuation to 2 or more, and run it again.")
+
+
 def test_density_is_the_kernel_estimate():
     values = np.random.default_rng(1).normal(size=50).tolist()
     _, (ax,) = _canvas(1, 3.0)

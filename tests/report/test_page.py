@@ -12,6 +12,7 @@ from freenergy.pipeline import Run
 from freenergy.progress import Silent
 from freenergy.report import cite, write_report
 from freenergy.report.page import page, read_evaluation, summary, verdicts
+from freenergy.report.tables import headline
 from freenergy.report.toml import to_toml
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -156,12 +157,38 @@ def test_the_summary_in_words(evaluation):
 
 def test_a_bad_verdict_stands_at_the_top(evaluation, write_run, tmp_path):
     evaluation["joint"]["verdict"] = "few draws carry the weight"
-    evaluation["baselines"]["balm"]["verdict"] = "even the certificate loses"
-    assert verdicts(evaluation) == ["Few draws carry the weight.", "Balm: even the certificate loses."]
+    balm = evaluation["baselines"]["balm"]
+    balm |= {"verdict": "the joint model loses to it", "against_joint": {"percent": 5.0, "interval": [4.0, 6.0]}}
+    assert verdicts(evaluation) == ["Few draws carry the weight.", "Against balm, the joint model loses to it."]
     run = write_run(tmp_path, evaluation)
     text = page(run, read_evaluation(run), [])
     assert text.index("Few draws carry the weight.") < text.index("<h2")
     assert "no cause for doubt" not in text
+
+
+def test_a_baseline_that_is_beaten_asks_for_no_care(evaluation, write_run, tmp_path):
+    evaluation["baselines"]["balm"]["verdict"] = "the joint model is better"
+    assert verdicts(evaluation) == []
+    run = write_run(tmp_path, evaluation)
+    text = page(run, read_evaluation(run), [])
+    assert "Against balm, the joint model is better." in text
+    assert "With care" not in text
+    evaluation["baselines"]["balm"]["against_joint"]["interval"] = [None, None]
+    assert verdicts(evaluation) == ["Against balm, the joint model is better."]
+
+
+@pytest.mark.parametrize(("windows", "perplexity", "rows"), [(40, 28.4, 1), (400, 28.9, 2), (40, None, 2)])
+def test_the_base_on_other_windows_has_a_row_of_its_own(evaluation, windows, perplexity, rows):
+    """As many windows need not be the same ones."""
+    evaluation["joint"] |= {"windows": windows, "base_perplexity": perplexity}
+    assert sum(row[0].startswith("base") for row in headline(evaluation).rows) == rows
+
+
+def test_what_was_spent_may_be_unknown(evaluation):
+    spent = {"negatives": {"cpu_seconds": 60.0}, "energy": {"cpu_seconds": 90.0}}
+    assert headline(evaluation | {"cost": spent}).rows[2][-1] == "+ 2.5"
+    spent["energy"]["cpu_seconds"] = None  # a part of the cost is not the cost
+    assert headline(evaluation | {"cost": spent}).rows[2][-1] == "–"
 
 
 def test_the_same_files_give_the_same_bytes(evaluation, write_run, tmp_path):

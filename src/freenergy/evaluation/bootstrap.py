@@ -9,6 +9,9 @@ resamples (Hesterberg 2015, What Teachers Should Know About the Bootstrap, secti
 
     from α = Φ(−√(D/(D − 1)) · t_{97.5 %, D − 1})   to   1 − α
 
+No resample lies beyond the best and the worst document, and all D documents are on one side of the truth once in
+2^(D − 1): with fewer than six that alone is more than 5 %, so the interval is then the linearised one with Student's t.
+
 The interval of the joint model's gain is not made here: ``certified`` takes the linearised t interval of the same
 paired differences. It needs no random numbers, it can be told at any D ≥ 2, and the gain per sequence is a mean, for
 which both agree. Between two language models, whose difference per token is less near to normal, the resamples follow
@@ -23,10 +26,11 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from freenergy.errors import UserError
-from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, percent_less
+from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_percent, percent_less
 from freenergy.randomness import Rng
 
 _AT_ONCE = 2_000_000  # document numbers drawn at a time
+_FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does
 
 
 def paired_bootstrap(
@@ -45,12 +49,12 @@ def paired_bootstrap(
         raise UserError(f"{resamples} resamples tell no interval: ask for 100 or more")
     d = np.unique(documents, return_inverse=True)[1]
     gain, t = np.bincount(d, a - b), np.bincount(d, tokens)
-    value, D = percent_less(float(gain.sum() / t.sum())), len(t)
-    if D < 2:
-        return Measurement(value, None, None)
+    D = len(t)
+    if D < _FEWEST:
+        return measured_percent(gain, t)
     G = np.concatenate([_resampled(gain, t, size, rng) for size in _parts(resamples, D)])
     low, high = np.quantile(G, _ends(D)).tolist()
-    return Measurement(value, percent_less(low), percent_less(high))
+    return Measurement(percent_less(float(gain.sum() / t.sum())), percent_less(low), percent_less(high))
 
 
 def _resampled(

@@ -10,7 +10,7 @@
 In expectation the certified perplexity is an upper bound on that of the text which importance resampling with n
 candidates emits, at every n (``partition.certificate``). g is a difference between joint and base on the same window,
 so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few candidates
-certify little.
+certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
 """
 
 import math
@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.errors import UserError
-from freenergy.evaluation.perplexity import UNITS, Measurement, measured_rate, percent_less
+from freenergy.evaluation.perplexity import UNITS, Measurement, measured_percent, measured_rate, percent_less
 from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import LogPartition, log_partition
 
@@ -39,11 +39,11 @@ class JointReport:
     base: Measurement  # per token
     nats_per_sequence: Measurement  # the certified gain
     percent: Measurement  # less perplexity than the base, for sure
-    ceiling_percent: float | None  # what log n nats a sequence would be
+    ceiling_percent: float | None  # what log n nats a sequence would be; None where draws are not the base's own
     log_partition: dict[str, float | None]  # means over windows; None where one is infinite
     ess: float  # mean effective number of the n − 1 draws
     largest_share: float  # mean share of the heaviest draw
-    k_hat: float | None  # mean over the windows that have one
+    k_hat: float | None  # mean over the windows that have a tail; None where one is infinite
     nce_accuracy: float  # of E < 0 for real text and E > 0 for draws, each half
     pair_accuracy: float
     draws: int  # n − 1
@@ -82,30 +82,30 @@ def measure_joint(scores: WindowScores) -> JointReport:
     """The report on W windows, n candidates each."""
     check_draws(scores.draws)
     counts, n = scores.counts, scores.draws + 1
+    most = math.log(n) if scores.log_proposal is None else math.inf
     Z = log_partition(scores.log_weight[:, 1:])
     log_p = {name: values.numpy() for name, values in log_probs_of_data(scores, Z).items()}
     base = scores.log_base[:, 0].numpy()
     gain, t = counts.by_document(log_p["certified"] - base), counts.by_document(counts.token)
     nats = measured_rate(gain, counts.by_document(torch.ones(len(counts), dtype=torch.float64).numpy()))
-    per_token = measured_rate(gain, t)
     real, drawn = scores.energy[:, :1], scores.energy[:, 1:]
     zero = torch.zeros((), dtype=torch.float64)
     return JointReport(
         perplexity={unit: {name: counts.perplexity(log_p[name], unit) for name in BOUNDS} for unit in UNITS},
         base=counts.perplexity(base),
         nats_per_sequence=nats,
-        percent=Measurement(*(None if end is None else percent_less(end) for end in per_token.to_json())),
-        ceiling_percent=percent_less(math.log(n) * len(counts) / t.sum()),
+        percent=measured_percent(gain, t),
+        ceiling_percent=None if most == math.inf else percent_less(most * len(counts) / t.sum()),
         log_partition={name: _mean(getattr(Z, name)) for name in ("lower", "upper", "jackknife", "standard_error")},
         ess=Z.ess.mean().item(),
         largest_share=Z.largest_share.mean().item(),
-        k_hat=_mean(Z.k_hat[Z.k_hat.isfinite()]),
+        k_hat=_mean(Z.k_hat[Z.k_hat > -math.inf]),  # an infinite one must not be left out: it is the worst
         nce_accuracy=(_share_below(real, zero) + _share_below(-drawn, zero)) / 2,
         pair_accuracy=_share_below(real, drawn),
         draws=scores.draws,
         windows=len(counts),
         documents=counts.num_documents,
-        verdict=together(_note(nats, n), Z.verdict()),
+        verdict=together(_note(nats, most), Z.verdict()),
     )
 
 
@@ -138,12 +138,16 @@ def _mean(values: Float[Tensor, " some"]) -> float | None:
     return values.mean().item() if len(values) and values.isfinite().all() else None
 
 
-def _note(gain: Measurement, n: int) -> str:
-    value = gain.value or 0.0
-    if value > _NEAR_CEILING * math.log(n):
-        return f"the gain is near log {n} = {math.log(n):.2f} nats, the most that {n} candidates can certify"
-    if gain.low is not None and gain.high is not None and gain.high < 0:
+def _note(gain: Measurement, most: float) -> str:
+    """What the gain is not: beyond doubt, or all that there is."""
+    found = ""
+    if (gain.value or 0.0) > _NEAR_CEILING * most:
+        n = round(math.exp(most))
+        found = f"the gain is near log {n} = {most:.2f} nats, the most that {n} candidates can certify"
+    if gain.low is None or gain.high is None:
+        return together(found, "the text is one document, so no interval of the gain can be told")
+    if gain.high < 0:
         return "the joint model is worse than its base on this text"
-    if gain.low is not None and gain.low <= 0:
-        return "the interval of the gain holds 0: no gain is shown"
-    return ""
+    if gain.low <= 0:
+        return together(found, "the interval of the gain holds 0: no gain is shown")
+    return found

@@ -8,7 +8,7 @@ zero: resampling from it can never write that text, so there is nothing to certi
 
 import torch
 from jaxtyping import Float, Integer
-from numpy import arange, ndarray
+from numpy import arange, ndarray, unique
 from torch import Tensor
 
 from freenergy.corpus import Tokenizer
@@ -18,6 +18,7 @@ from freenergy.evaluation.certified import JointReport, check_draws, measure_joi
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.scores import WindowScores
 from freenergy.joint import JointModel
+from freenergy.partition.exact import check_in_space
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import ANCESTRAL, Draws, LanguageModel, Truncation
 from freenergy.randomness import Rng
@@ -34,7 +35,7 @@ def joint_perplexity(
     space: SequenceSpace,
     rng: Rng,
     *,
-    documents: Integer[ndarray, " W"] | None = None,
+    documents: Integer[ndarray, " some"] | None = None,
     truncation: Truncation = ANCESTRAL,
     progress: Progress = _SILENT,
 ) -> JointReport:
@@ -48,6 +49,8 @@ def joint_perplexity(
     W = windows.shape[0]
     if W < 1 or windows.shape[1] != 1:
         raise UserError(f"the windows have shape {windows.shape}: give one or more, with one true continuation each")
+    check_in_space(windows, space)
+    counts = _counts(windows, arange(W) if documents is None else documents, model.tokenizer)
     parts = []
     with progress.track("perplexity of the joint model", W, "windows") as advance:
         for b in range(W):
@@ -59,7 +62,7 @@ def joint_perplexity(
             log_base=log_base,
             energy=energy,
             lengths=lengths,
-            counts=_counts(windows, arange(W) if documents is None else documents, model.tokenizer),
+            counts=counts,
             log_proposal=None if truncation.is_identity else log_proposal,
         )
     )
@@ -109,8 +112,10 @@ def _score(
     )
 
 
-def _counts(x: Continuations, documents: Integer[ndarray, " W"], tokenizer: Tokenizer | None) -> Counts:
+def _counts(x: Continuations, documents: Integer[ndarray, " some"], tokenizer: Tokenizer | None) -> Counts:
+    if len(documents) != x.shape[0]:
+        raise UserError(f"{len(documents)} numbers of documents for {x.shape[0]} windows: give one each")
     if tokenizer is not None:
         return Counts.of(x, documents, tokenizer)
     tokens = x.lengths[:, 0].double().numpy()
-    return Counts(tokens, 0 * tokens, 0 * tokens, documents)
+    return Counts(tokens, 0 * tokens, 0 * tokens, unique(documents, return_inverse=True)[1])

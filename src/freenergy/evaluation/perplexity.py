@@ -188,6 +188,12 @@ def measured_rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -
     return Measurement(H, None, None) if H is None or reach is None else Measurement(H, H - reach, H + reach)
 
 
+def measured_percent(gain: Float[np.ndarray, " D"], tokens: Float[np.ndarray, " D"]) -> Measurement:
+    """How much lower a perplexity is, in percent, from what each document gains in nats."""
+    ends = measured_rate(gain, tokens).to_json()
+    return Measurement(*(None if end is None else percent_less(end) for end in ends))
+
+
 def percent_less(nats_a_token: float) -> float | None:
     """How much lower a perplexity is, in percent, when every token is likelier by so many nats."""
     shrunk = bounded_exp(-nats_a_token)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Integer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from freenergy.evaluation.perplexity import measured_rate, percent_less, ratio
+from freenergy.evaluation.perplexity import measured_percent, ratio
 from freenergy.partition import step_log_probs
 from freenergy.progress import Progress
 from freenergy.protocols import Energy, LanguageModel
@@ -68,14 +68,13 @@ def _row(t: int, steps: list[dict[str, Tensor]], documents: Integer[np.ndarray, 
     base, joint = (
         np.bincount(d, torch.stack([steps[b][name][t] for b in there]).numpy()) for name in ("base", "joint")
     )
-    gain = measured_rate(joint - base, np.bincount(d).astype(np.float64))
-    value, low, high = (None if end is None else percent_less(end) for end in gain.to_json())
     n = np.bincount(d).astype(np.float64)
+    gain = measured_percent(joint - base, n)
     return {
         "position": t + 1,
         "base": ratio(base, n).value,
         "joint": ratio(joint, n).value,
-        "gain_percent": value,
-        "interval": [low, high],
+        "gain_percent": gain.value,
+        "interval": gain.interval,
         "windows": len(there),
     }

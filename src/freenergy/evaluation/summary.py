@@ -17,7 +17,6 @@ from jaxtyping import Integer
 from torch import nn
 
 from freenergy.corpus import Corpus, Windows
-from freenergy.corpus.deduplicate import Stream
 from freenergy.evaluation.baselines import Compared, compare
 from freenergy.evaluation.certified import log_probs_of_data, measure_joint, together
 from freenergy.evaluation.curves import draws_curve
@@ -26,7 +25,7 @@ from freenergy.evaluation.examples import base_samples, choose_texts, picked, sh
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.scores import WindowScores, score_windows, window_log_probs
-from freenergy.evaluation.text_statistics import Text, text_statistics
+from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
 from freenergy.negatives.store import NegativeStore
 from freenergy.partition import log_partition
 from freenergy.progress import Progress
@@ -120,7 +119,7 @@ def _joint(
         "joint": report.to_json(),
         "draws_curve": draws_curve(scores),
         "densities": densities(scores, {name: chosen[:, 0] for name, chosen in columns.items()}),
-        "text": text_statistics(texts, _training_text(subject.corpus), progress),
+        "text": text_statistics(texts, training_text(subject.corpus), progress),
         "by_position": _positions(subject, joint, folder, rng, progress),
         "samples": samples,
         "examples": examples,
@@ -143,13 +142,6 @@ def _positions(
         folder / "positions",
         rng.child("positions"),
         progress,
-    )
-
-
-def _training_text(corpus: Corpus) -> Stream:
-    tokens = corpus.stream("train")
-    return Stream(
-        read=lambda first, stop: np.asarray(tokens[first:stop]), size=len(tokens), documents=corpus.documents("train")
     )
 
 

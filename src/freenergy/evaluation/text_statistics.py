@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
+from freenergy.corpus import Corpus
 from freenergy.corpus.deduplicate import Stream, repeated
 from freenergy.evaluation.perplexity import Measurement, measured_rate, rate
 from freenergy.progress import Advance, Progress
@@ -33,6 +34,14 @@ class Text(NamedTuple):
 
     x: Continuations  # [W, R]
     documents: Integer[np.ndarray, " W"]
+
+
+def training_text(corpus: Corpus) -> Stream:
+    """The training text, read piece by piece."""
+    tokens = corpus.stream("train")
+    return Stream(
+        read=lambda first, stop: np.asarray(tokens[first:stop]), size=len(tokens), documents=corpus.documents("train")
+    )
 
 
 def text_statistics(texts: dict[str, Text], train: Stream, progress: Progress) -> dict[str, Any]:

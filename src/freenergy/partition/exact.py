@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.base.stepping import started
+from freenergy.errors import UserError
 from freenergy.partition.drawing import WeightedDraws, log_weights
 from freenergy.protocols import Energy, LanguageModel
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
@@ -41,6 +42,16 @@ def exact_after(
         each = WeightedDraws(completed(contexts, heads, x), _log_base(base, x, space))
         total = torch.logaddexp(total, log_weights(energy, each).logsumexp(1))
     return total
+
+
+def check_in_space(x: Continuations, space: SequenceSpace) -> None:
+    """Refuse continuations that Z does not sum over: they have no probability under the joint model."""
+    for tokens in (string for row in x.lists() for string in row):
+        is_ended = space.eos is not None and tokens[-1:] == [space.eos] and len(tokens) < space.length
+        if len(tokens) != space.length and not is_ended:
+            raise UserError(
+                f"a continuation of {len(tokens)} tokens is not in a space of {space.length}: cut or end it first"
+            )
 
 
 def _log_base(base: LanguageModel, x: Continuations, space: SequenceSpace) -> Float[Tensor, "B N"]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from freenergy.errors import UserError
 from freenergy.partition.distinct import distinct
 from freenergy.partition.drawing import WeightedDraws, log_weights, stratified
-from freenergy.partition.exact import after, completed, exact_after
+from freenergy.partition.exact import after, check_in_space, completed, exact_after
 from freenergy.partition.weights import log_partition
 from freenergy.protocols import Energy, LanguageModel
 from freenergy.randomness import Rng
@@ -72,7 +72,7 @@ def step_log_probs(
             lower[b, t] = upper[b, t] = exact_after(base, energy, contexts[b], heads, left)
             continue
         given = at_start is not None and t == 0
-        weights = at_start if given else _endings(base, energy, x[b], heads, left, draws, rng.child("step", t))
+        weights = at_start if given else _endings(base, energy, x, b, heads, left, draws, rng.child("step", t))
         assert weights is not None
         found = log_partition(weights)
         lower[b, t], upper[b, t] = found.lower, found.upper
@@ -83,16 +83,21 @@ def _endings(
     base: LanguageModel,
     energy: Energy,
     x: Continuations,
-    heads: Int[Tensor, "B t"],
+    b: Int[Tensor, " going"],
+    heads: Int[Tensor, "going t"],
     left: SequenceSpace,
     draws: int,
     rng: Rng,
-) -> Float[Tensor, "B n"]:
-    """Log-weights of drawn endings."""
-    draw = distinct if left.length == 1 else stratified
-    drawn = draw(base, after(x.contexts, heads, base.eos), draws, left, rng)
-    whole = WeightedDraws(completed(x.contexts, heads, drawn.x), drawn.log_factor)
-    return log_weights(energy, whole)
+) -> Float[Tensor, "going n"]:
+    """Log-weights of drawn endings of the contexts b; each draws as it would if the others had not ended either."""
+    draw, found = distinct if left.length == 1 else stratified, []
+    gaps = (b.diff() > 1).nonzero().flatten() + 1
+    for some, head in zip(b.tensor_split(gaps), heads.tensor_split(gaps), strict=True):
+        contexts = x.contexts[some]
+        stream = rng.shift(contexts=int(some[0]))
+        drawn = draw(base, after(contexts, head, base.eos), draws, left, stream)
+        found.append(log_weights(energy, WeightedDraws(completed(contexts, head, drawn.x), drawn.log_factor)))
+    return torch.cat(found)
 
 
 def _steps(
@@ -118,9 +123,4 @@ def _check(x: Continuations, space: SequenceSpace, draws: int | None) -> None:
         raise UserError(f"{x.shape[1]} continuations of a context: give one, steps are those of one text")
     if draws is not None and draws < 2:
         raise UserError(f"the upper estimate needs two draws or more of a context, not {draws}: set draws to 2 or more")
-    for tokens in (row[0] for row in x.lists()):
-        whole = len(tokens) == space.length
-        if not (whole or (space.eos is not None and tokens[-1:] == [space.eos] and len(tokens) < space.length)):
-            raise UserError(
-                f"a continuation of {len(tokens)} tokens is not in a space of {space.length}: cut or end it first"
-            )
+    check_in_space(x, space)

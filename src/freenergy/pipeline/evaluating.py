@@ -62,6 +62,8 @@ def evaluate(folder: str | Path, question: Question = PLAIN, progress: Progress 
         )
     if question.baselines and not this.recipe.baselines:
         raise UserError(f"the recipe of {folder} has no baselines: leave --baselines out, or add [[baselines]] to it")
+    if question.texts and question.split is not None:
+        raise UserError(f"a text has no split {question.split!r}: leave --split out, or --text")
     for name in ("corpus", "base", "energy", *(("baselines",) if question.baselines else ())):
         this.finished(name)
     return _own(this, progress) if question.is_plain else _other(this, question, progress)

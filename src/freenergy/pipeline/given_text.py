@@ -21,6 +21,7 @@ from freenergy.corpus.read import find, read, size
 from freenergy.corpus.shards import SHARD_BYTES, encode_shards, join_shards, token_type
 from freenergy.corpus.windows import Places, make_windows, read_windows, write_windows
 from freenergy.errors import UserError
+from freenergy.evaluation.text_statistics import training_text
 from freenergy.pipeline.run import Run
 from freenergy.progress import Progress
 from freenergy.storage import file_hash, fingerprint, whole
@@ -78,10 +79,7 @@ def _cut(
     places = _places(bounds, settings, files)
     write_windows(folder / f"{_SPLIT}.windows.parquet", places, settings)
     text = Stream.on_disk(folder / f"{_SPLIT}.bin", token_type(corpus.tokenizer.vocab_size), bounds)
-    tokens = corpus.stream("train")
-    train = Stream(
-        read=lambda first, stop: np.asarray(tokens[first:stop]), size=len(tokens), documents=corpus.documents("train")
-    )
+    train = training_text(corpus)
     with progress.track("looking for it in the training text", train.size, "tokens") as advance:
         marked, _ = repeated(text, [train], ngram, advance)
     save_file({"shared": touched(marked, places, settings.prefix, ngram)}, folder / _SHARED)

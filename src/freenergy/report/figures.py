@@ -176,8 +176,11 @@ def _distinct(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Dr
     text = {name: evaluation["text"][name] for name in NAMES if name in (evaluation.get("text") or {})}
     if not text:
         return drawing(missing="Not measured: the evaluation has no statistics of text; run it again.")
+    # continuations of fewer than n tokens have no n-grams
+    orders = [n for n in (2, 3, 4) if all(is_number(found["distinct"][str(n)][0]) for found in text.values())]
+    if not orders:
+        return drawing(missing="Not measured: set corpus.continuation to 2 or more, and run it again.")
     figure, (ax,) = _canvas(1, 3.6)
-    orders = [2, 3, 4]
     for i, (name, found) in enumerate(text.items()):
         values = np.array([found["distinct"][str(n)] for n in orders], dtype=float)  # share, low, high; None is NaN
         reach = np.abs(values[:, 1:] - values[:, :1]).T
@@ -189,11 +192,12 @@ def _distinct(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Dr
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     ax.set_ylabel("share that is distinct")
     ax.legend(loc="lower right")
-    told = [f"{NAMES[name]} {number(100 * found['distinct']['4'][0])} %" for name, found in text.items()]
+    longest = orders[-1]
+    told = [f"{NAMES[name]} {number(100 * found['distinct'][str(longest)][0])} %" for name, found in text.items()]
     tokens = min(found["tokens"] for found in text.values())
     return drawing(
         figure=figure,
-        alt=f"Share of distinct 4-grams: {', '.join(told)}.",
+        alt=f"Share of distinct {longest}-grams: {', '.join(told)}.",
         caption=f"How varied the texts are: different n-grams as a share of all, in {tokens:,} tokens of each. A model "
         "that repeats itself lies below human text. Bars are 95 % intervals over documents.",
     )

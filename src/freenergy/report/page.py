@@ -52,6 +52,7 @@ def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
         css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         summary=summary(evaluation),
         verdicts=verdicts(evaluation),
+        beaten=beaten(evaluation),
         joint=joint,
         headline=tables.headline(evaluation),
         diagnostics=tables.diagnostics(joint) if joint else None,
@@ -102,12 +103,28 @@ def _ends(ends: list[Any]) -> str:
 
 def verdicts(evaluation: dict[str, Any]) -> list[str]:
     """What a reader must know before believing the numbers."""
-    joint = evaluation.get("joint") or {}
-    found = [joint.get("verdict") or ""]
+    found = (evaluation.get("joint") or {}).get("verdict") or ""
+    return [*([_sentence(found)] if found else []), *_against(evaluation, are_beaten=False)]
+
+
+def beaten(evaluation: dict[str, Any]) -> list[str]:
+    """Of which baselines the joint model is shown to be better."""
+    return _against(evaluation, are_beaten=True)
+
+
+def _against(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
+    """The verdicts on baselines: on those that are surely worse than the joint model, or on the others."""
+    found = []
     for name, baseline in (evaluation.get("baselines") or {}).items():
-        verdict = baseline.get("verdict") or ""
-        found.append(verdict if not verdict or name in verdict else f"{name}: {verdict}")
-    return [sentence[0].upper() + sentence[1:].rstrip(".") + "." for sentence in found if sentence]
+        ends = (baseline.get("against_joint") or {}).get("interval") or [None, None]
+        is_worse = all(map(is_number, ends)) and ends[1] < 0
+        if baseline.get("verdict") and is_worse == are_beaten:
+            found.append(_sentence(f"against {name}, {baseline['verdict']}"))
+    return found
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:].rstrip(".") + "."
 
 
 def energies(recipe: Recipe) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The tables of the page: what was measured, in rows of words and numbers."""
 
 from dataclasses import dataclass
+from math import isclose
 from typing import Any, final
 
 from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
@@ -29,7 +30,7 @@ def headline(evaluation: dict[str, Any]) -> Table:
     rows = [_base(evaluation)]
     joint = evaluation.get("joint")
     if joint:
-        if joint["windows"] != evaluation["base"]["windows"]:
+        if not _are_same(joint.get("base_perplexity"), evaluation["base"]["perplexity"]["token"]):
             cells = [number(joint.get("base_perplexity")), interval(joint.get("base_interval")), *[DASH] * 5]
             rows.append([f"base, on the joint model's {joint['windows']:,} windows", *cells])
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
@@ -40,6 +41,11 @@ def headline(evaluation: dict[str, Any]) -> Table:
                  "CPU minutes"),
         rows=rows,
     )  # fmt: skip
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Whether both perplexities of the base are of the same windows: as many windows need not be the same ones."""
+    return is_number(a) and is_number(b) and isclose(a, b, rel_tol=1e-9)
 
 
 def _base(evaluation: dict[str, Any]) -> list[str]:
@@ -55,9 +61,9 @@ def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]
     found += [number((joint.get(unit) or {}).get(bound)) for unit in ("per_word", "per_byte")]
     if bound != "certified":
         return [_BOUNDS[bound], *found, DASH, DASH, DASH]
-    seconds = [cost[stage]["cpu_seconds"] for stage in _TRAINING if stage in cost]
+    spent = [cost.get(stage, {}).get("cpu_seconds") for stage in _TRAINING]
     found += [gain(joint["gain"]["percent"]), gain_interval(joint["gain"]["interval"])]
-    paid = f"+ {minutes(sum(seconds))}" if seconds else DASH
+    paid = f"+ {minutes(sum(spent))}" if all(map(is_number, spent)) else DASH
     return [_BOUNDS[bound], *found, paid]
 
 
