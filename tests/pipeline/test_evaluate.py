@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from freenergy import Run, UserError, cli, load_recipe, run
+from freenergy import Run, UserError, cli, load_recipe, run, write_report
 from freenergy.pipeline.evaluating import Question, evaluate
+from freenergy.progress import Silent
 from freenergy.storage import read_json, write_json
 
 ENERGY = """
@@ -242,6 +243,16 @@ def test_an_evaluation_that_is_missing_is_done(copy, done):
     found, before = evaluate(copy), evaluate(done[0])
     assert scores[0].stat().st_mtime_ns == kept
     assert {**found, "cost": None} == {**before, "cost": None}
+
+
+def test_numbers_of_other_settings_are_not_shown(copy):
+    """A recipe that was changed and run up to a stage in between: the old evaluation is not the recipe's."""
+    recipe = read_json(copy / "recipe.json")
+    recipe["evaluation"]["windows"] = 2
+    write_json(copy / "recipe.json", recipe)
+    with pytest.raises(UserError, match="measured with other settings"):
+        write_report(Run.open(copy), Silent())
+    assert evaluate(copy)["windows"] == 2
 
 
 @pytest.mark.slow

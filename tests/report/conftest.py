@@ -9,6 +9,8 @@ import pytest
 from freenergy.baselines.making import RECORD
 from freenergy.config import make_recipe
 from freenergy.pipeline import Run, stages
+from freenergy.pipeline.run import key_of
+from freenergy.progress import Silent
 from freenergy.storage import write_json
 
 RECIPE = {
@@ -99,7 +101,8 @@ def write_run():
         run = Run(folder, make_recipe(deepcopy(RECIPE) | changes))
         write_json(folder / "recipe.json", json.loads(json.dumps(run.recipe.to_json())))
         for i, stage in enumerate(stages(run.recipe)):
-            record = {"key": f"{i:016x}", "after": {}, "versions": {"freenergy": "0.1.0", "python": "3.11.2"}}
+            key = key_of(stage, stage.plan(run, Silent()), []) if stage.name == "evaluation" else f"{i:016x}"
+            record = {"key": key, "after": {}, "versions": {"freenergy": "0.1.0", "python": "3.11.2"}}
             summary = {"fingerprint": "f" * 16} if stage.name in ("base", "energy") else {}
             record |= {"summary": summary, "seconds": 60.0 * i, "cpu_seconds": 90.0 * i}
             made = folder / stage.name / "balm" / RECORD

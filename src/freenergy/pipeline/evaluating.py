@@ -19,14 +19,14 @@ from freenergy.errors import UserError
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.summary import Subject, measure
 from freenergy.negatives.store import Identity, NegativeStore, write_negatives
-from freenergy.pipeline.evaluation import SUMMARY, joint_subject, open_all_baselines, read_summary
+from freenergy.pipeline.evaluation import STAGE, SUMMARY, joint_subject, open_all_baselines, read_summary
 from freenergy.pipeline.given_text import GivenText, given_text
 from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
-from freenergy.pipeline.run import Run, alone_in, run
+from freenergy.pipeline.run import Run, alone_in, is_current, run
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import ANCESTRAL, LanguageModel
 from freenergy.randomness import Rng
-from freenergy.storage import fingerprint, read_json, room_on_disk, sweep, write_json
+from freenergy.storage import fingerprint, room_on_disk, sweep, write_json
 
 _SHARD = 4  # windows whose draws appear at a time
 _SILENT = Silent()
@@ -70,12 +70,11 @@ def evaluate(folder: str | Path, question: Question = PLAIN, progress: Progress 
 
 
 def _own(this: Run, progress: Progress) -> dict[str, Any]:
-    """The stage ``evaluation``, done where it is not."""
+    """The stage ``evaluation``, done where it is not, or was done by other settings."""
     folder = this.stage("evaluation")
-    if not (folder / "stage.json").is_file() or "split" not in read_json(folder / "stage.json").get("summary", {}):
+    if not (folder / "stage.json").is_file() or not is_current(STAGE, this):
         for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress):
             pass
-    this.finished("evaluation")
     return read_summary(this, folder)
 
 

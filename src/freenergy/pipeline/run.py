@@ -125,7 +125,7 @@ def run(
         keys: dict[str, str] = {}
         for each, plan in zip(chosen, plans, strict=True):
             before = [keys[name] for name in each.after if name in keys]  # a run without an energy has fewer stages
-            key = fingerprint([_version("freenergy"), each.name, plan.inputs, before])
+            key = key_of(each, plan, before)
             yield _done(each, this, key) or _do(each, plan, this, key, keys, progress)
             keys[each.name] = key
 
@@ -141,6 +141,17 @@ def _up_to(stage: str | None, recipe: Recipe) -> tuple[Stage, ...]:
     return every[: names.index(stage) + 1]
 
 
+def is_current(stage: Stage, this: Run) -> bool:
+    """Whether a finished stage was made by the recipe that the run has now."""
+    record = this.finished(stage.name)
+    return bool(record["key"] == key_of(stage, stage.plan(this, _SILENT), list(record["after"].values())))
+
+
+def key_of(stage: Stage, plan: Plan, before: list[str]) -> str:
+    """What a stage is made of; ``before`` are the keys of the stages that it reads."""
+    return fingerprint([_version("freenergy"), stage.name, plan.inputs, before])
+
+
 def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     path = this.stage(stage.name) / _DONE
     if not path.is_file():
@@ -154,13 +165,14 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
 def _do(stage: Stage, plan: Plan, this: Run, key: str, keys: dict[str, str], progress: Progress) -> StageResult:
     folder = this.stage(stage.name)
     begun = folder / _BEGUN
-    if not begun.is_file() or read_json(begun).get("key") != key:
+    is_resumed = begun.is_file() and read_json(begun).get("key") == key
+    if not is_resumed:
         _empty(folder)
         write_json(begun, {"key": key})
     started, worked = time.monotonic(), time.process_time()
     summary = plan.work(folder, progress)
     seconds = time.monotonic() - started
-    cpu_seconds = time.process_time() - worked
+    cpu_seconds = None if is_resumed else time.process_time() - worked  # a part of the cost is not the cost
     versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     # through JSON, so that a fresh result and a cached one are the same
     summary = json.loads(json.dumps(summary))

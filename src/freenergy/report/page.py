@@ -16,7 +16,8 @@ from freenergy.energies.settings import ProductEnergy
 from freenergy.errors import UserError
 from freenergy.pipeline import Run
 from freenergy.pipeline import stages as stages_of
-from freenergy.pipeline.evaluation import SUMMARY, read_summary
+from freenergy.pipeline.evaluation import STAGE, SUMMARY, read_summary
+from freenergy.pipeline.run import is_current
 from freenergy.report import tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
@@ -32,9 +33,11 @@ def read_evaluation(run: Run) -> dict[str, Any]:
     """What the run has measured, or a sentence that says why there is nothing to report."""
     run.finished("evaluation")
     path = run.stage("evaluation") / SUMMARY
+    if not is_current(STAGE, run):
+        raise UserError(f"{run.folder} was measured with other settings or another version: `freenergy run` it again")
     found = read_json(path)
     if not {"split", "windows", "base", "baselines"} <= set(found) or "interval" not in found["base"]:
-        raise UserError(f"{path} is of another version of freenergy: `freenergy run` the stage evaluation again")
+        raise UserError(f"{path} is of another version of freenergy: delete its folder and `freenergy run` it again")
     return read_summary(run, path.parent)
 
 
