@@ -62,8 +62,9 @@ class Corpus:
         self.tokenizer = tokenizer
 
     @classmethod
-    def open(cls, folder: Path) -> "Corpus":
+    def open(cls, folder: str | Path) -> "Corpus":
         """Open a prepared corpus, or say what is missing or damaged."""
+        folder = Path(folder)
         if not (folder / REPORT).is_file():
             raise UserError(f"there is no prepared corpus in {folder}: run the corpus stage first")
         try:
