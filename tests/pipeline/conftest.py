@@ -61,7 +61,7 @@ def hashes():
 
     def hashes(folder):
         """Every file that a run makes, except records of times and places."""
-        skipped = {"metrics.jsonl", ".lock"}
+        skipped = {"metrics.jsonl", ".lock", "report.html"}  # the page tells what each stage has cost
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped]
         found = {}
         for path in files:
