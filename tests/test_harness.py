@@ -137,6 +137,7 @@ def test_bad_settings(joint, settings):
         TextModel(joint, **settings)
 
 
+@pytest.mark.slow
 class TestInTheHarness:
     """With lm_eval itself."""
 

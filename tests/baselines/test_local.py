@@ -14,6 +14,8 @@ from freenergy.baselines.reading import Places
 from freenergy.baselines.residual import ResidualLM
 from freenergy.progress import Silent
 
+pytestmark = pytest.mark.slow
+
 V = 5
 
 

@@ -10,6 +10,8 @@ from freenergy.baselines.reading import NetworkReader
 from freenergy.baselines.training import cross_entropy
 from freenergy.testing import check_language_model
 
+pytestmark = pytest.mark.slow
+
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
 KINDS = ["ralm", "probe", "ngram", "both", "ngram on counts"]
 ROWS = torch.tensor([[1, 2, 3, 1, 4, 0, 2], [4, 4, 0, 1, 3, 2, 1]])

@@ -197,6 +197,7 @@ def test_pretrained_tokenizers_and_wide_tokens(tmp_path, write, lines_of_text):
     assert {" ".join(text.split()) for text in lines_of_text}.issuperset(decoded(corpus, "train"))
 
 
+@pytest.mark.slow
 def test_long_documents_in_pieces_give_the_tokens_of_the_whole(tmp_path, write, make_text, tokenizer):
     text = make_text(5, 10_000) * 26
     assert len(text) > 1 << 20

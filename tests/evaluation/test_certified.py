@@ -173,6 +173,7 @@ def test_bounds_enclose_the_exact_log_likelihood_in_expectation(draws):
     assert expected(without_the_datum, draws)[0] > exact
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_interval_of_the_gain_covers_as_often_as_it_says():
     """Windows in documents that are alike; 95 % ± 5 standard errors of 1,000 repeats (false-failure rate 6e-7).

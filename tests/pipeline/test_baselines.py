@@ -14,6 +14,8 @@ from freenergy.baselines.residual import ResidualLM
 from freenergy.pipeline.baselines import baseline_records, open_baselines
 from freenergy.storage import file_hash, read_json
 
+pytestmark = pytest.mark.slow
+
 STEPS = """
 [baselines.optimisation]
 steps = 8

@@ -117,6 +117,7 @@ def test_nothing_is_done_twice(done):
     assert [result.summary for result in again] == [result.summary for result in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unit", "bit", pytest.param("scratch", marks=pytest.mark.slow)])
 def test_networks_learn_in_a_run(recipe, tmp_path, kind):
     head, tail = recipe.read_text().split("[energy]\n")
@@ -143,6 +144,7 @@ def test_networks_learn_in_a_run(recipe, tmp_path, kind):
         assert negatives.summary["relative_to_another_law"]
 
 
+@pytest.mark.slow
 def test_fresh_negatives_and_a_saved_part(done, recipe, tmp_path):
     folder, _ = done
     head, _ = recipe.read_text().split("[energy]\n")
@@ -261,6 +263,7 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(rec
     assert hashes(cut) == hashes(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_linear_parts_are_done_together_or_not_at_all(done, tmp_path):
     """Killed between the saving of two linear parts: both are fitted again, and all ends with the same bits."""
     folder, results = done

@@ -56,6 +56,7 @@ def test_a_run_can_be_opened_and_written_with(recipe, tmp_path):
     assert Run.open(tmp_path / "out").recipe == load_recipe(str(recipe), CHANGES)
 
 
+@pytest.mark.slow
 def test_ngram_and_pretrained_bases(recipe, tmp_path):
     folder = tmp_path / "trained"
     trained = list(run(load_recipe(str(recipe), CHANGES), folder))[1].summary
@@ -80,6 +81,7 @@ def test_ngram_and_pretrained_bases(recipe, tmp_path):
         list(run(load_recipe(str(mismatched)), tmp_path / "mismatched"))
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
     list(run(load_recipe(str(recipe), CHANGES), tmp_path / "first"))
     model = tmp_path / "first" / "base" / "model"
@@ -89,6 +91,7 @@ def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
     assert tuned["validation_perplexity"] == pytest.approx(first["validation_perplexity"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_another_tokenizer_at_the_same_path_is_noticed(recipe, tmp_path):
     first, second = (tmp_path / name for name in ("a", "b"))
     for folder, size in ((first, 300), (second, 350)):
