@@ -5,11 +5,13 @@ import importlib
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from freenergy import cli
 from freenergy.storage import file_hash
 
 MODULES = [
@@ -121,3 +123,21 @@ checkpoint_seconds = 0.0
 windows = 20
 samples = 2
 """
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command line in this process: status, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call

@@ -9,30 +9,12 @@ import sys
 
 import pytest
 
-from freenergy import cli, load_recipe, run
+from freenergy import load_recipe, run
 from freenergy.base.presets import build, preset
 from freenergy.config import recipes
 from freenergy.randomness import Rng
 
 QUICK = ["--set", "base.optimisation.steps=4", "--set", "base.optimisation.validate_every=2"]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture(scope="session")

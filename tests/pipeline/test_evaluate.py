@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from freenergy import Run, UserError, cli, load_recipe, run, write_report
+from freenergy import Run, UserError, load_recipe, run, write_report
 from freenergy.pipeline.evaluating import Question, evaluate
 from freenergy.progress import Silent
 from freenergy.storage import read_json, write_json
@@ -55,24 +55,6 @@ def copy(done, tmp_path):
     """The same run in a folder of this test's own."""
     shutil.copytree(done[0], tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

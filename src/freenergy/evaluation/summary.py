@@ -75,15 +75,17 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     report = PerplexityReport.of(log_base, counts, subject.split)
     head = {"split": subject.split, "windows": len(counts), "documents": report.documents, "tokens": report.tokens}
     summary: dict[str, Any] = {**head, "base": report.to_json()}
-    scores = None
+    on_certified = None
     if subject.joint is not None:
         scores = _score(subject, subject.joint, folder, progress)
         summary |= _joint(subject, subject.joint, scores, folder, rng, progress)
+        certified = log_probs_of_data(scores, log_partition(scores.log_weight[:, 1:]))["certified"].numpy()
+        on_certified = Compared(certified, certified, scores.counts)
     else:
         summary["samples"] = base_samples(subject.lm, subject.corpus, windows, subject.samples, rng, progress)
     on_rows = Compared(log_base, log_base, counts)
     summary["baselines"] = {
-        name: _baseline(name, lm, subject, on_rows, scores, folder, rng.child("baselines", name), progress)
+        name: _baseline(name, lm, subject, on_rows, on_certified, folder, rng.child("baselines", name), progress)
         for name, lm in subject.baselines.items()
     }
     return summary
@@ -150,7 +152,7 @@ def _baseline(
     lm: LanguageModel,
     subject: Subject,
     on_rows: Compared,
-    scores: WindowScores | None,
+    on_certified: Compared | None,
     folder: Path,
     rng: Rng,
     progress: Progress,
@@ -159,9 +161,8 @@ def _baseline(
     mark = fingerprint(name)  # a baseline may be called base
     log_p = window_log_probs(lm, subject.windows, subject.rows, folder / "windows" / mark, name, progress)
     against_joint = None
-    if scores is not None and subject.joint is not None:
+    if on_certified is not None and subject.joint is not None:
         rows = subject.joint.store.rows.numpy()
         beside = window_log_probs(lm, subject.windows, rows, folder / "certified" / mark, name, progress)
-        certified = log_probs_of_data(scores, log_partition(scores.log_weight[:, 1:]))["certified"]
-        against_joint = Compared(beside, certified.numpy(), scores.counts)
+        against_joint = on_certified._replace(baseline=beside)
     return compare(on_rows._replace(baseline=log_p), against_joint, rng)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from freenergy.base.opening import open_base
-from freenergy.corpus import Corpus
+from freenergy.corpus import Corpus, Windows
 from freenergy.negatives.store import Identity, NegativeStore, write_negatives
 from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
-from freenergy.protocols import ANCESTRAL
+from freenergy.protocols import ANCESTRAL, LanguageModel
 from freenergy.randomness import Rng
 
 _SHARD = 4  # windows whose draws appear at a time
@@ -32,12 +32,19 @@ def _plan(run: Run, progress: Progress) -> Plan:
 
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
-    windows, rng = corpus.windows(settings.split), Rng(run.recipe.seed).child("candidates")
-    rows = rng.child("windows").permutation(len(windows))[: settings.certified_windows]
     lm = open_base(run.stage("base"), corpus.tokenizer)
-    source = from_base(lm, corpus, ANCESTRAL)
-    write_negatives(folder, rows, windows, source, _identity(run, corpus), rng, progress, shard=_SHARD, batch=1)
-    return {"windows": len(rows), "draws": settings.candidates - 1, "split": settings.split}
+    windows, num = corpus.windows(settings.split), settings.certified_windows
+    draw_candidates(folder, lm, corpus, windows, num, _identity(run, corpus), progress)
+    return {"windows": min(num, len(windows)), "draws": settings.candidates - 1, "split": settings.split}
+
+
+def draw_candidates(
+    folder: Path, lm: LanguageModel, corpus: Corpus, windows: Windows, num: int, identity: Identity, progress: Progress
+) -> None:
+    """The base's draws for ``num`` windows, chosen by the seed; what is there already is kept."""
+    rng = Rng(identity.seed).child("candidates")
+    rows, source = rng.child("windows").permutation(len(windows))[:num], from_base(lm, corpus, ANCESTRAL)
+    write_negatives(folder, rows, windows, source, identity, rng, progress, shard=_SHARD, batch=1)
 
 
 def open_candidates(run: Run, corpus: Corpus) -> NegativeStore:

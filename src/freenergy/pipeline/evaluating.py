@@ -18,17 +18,16 @@ from freenergy.corpus import Corpus, Windows
 from freenergy.errors import UserError
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.summary import Subject, measure
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeStore
+from freenergy.pipeline.candidates import draw_candidates
 from freenergy.pipeline.evaluation import STAGE, SUMMARY, joint_subject, open_all_baselines, read_summary
 from freenergy.pipeline.given_text import GivenText, given_text
-from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
+from freenergy.pipeline.negatives import BASE_ALONE, identify
 from freenergy.pipeline.run import Run, alone_in, is_current, run
 from freenergy.progress import Progress, Silent
-from freenergy.protocols import ANCESTRAL, LanguageModel
 from freenergy.randomness import Rng
 from freenergy.storage import fingerprint, room_on_disk, sweep, write_json
 
-_SHARD = 4  # windows whose draws appear at a time
 _SILENT = Silent()
 
 
@@ -107,7 +106,9 @@ def _measured(
     folder = this.folder / "evaluations" / fingerprint(about)
     if not (folder / SUMMARY).is_file():
         lm = open_base(this.stage("base"), corpus.tokenizer)
-        store = _drawn(this, lm, corpus, windows, identity, num, progress)
+        draws = this.folder / "evaluations" / f"draws-{draws_mark}"
+        draw_candidates(draws, lm, corpus, windows, num, identity, progress)
+        store = NegativeStore.open(draws, identity)
         subject = Subject(
             lm=lm,
             corpus=corpus,
@@ -121,18 +122,6 @@ def _measured(
         rng = Rng(this.recipe.seed).child("evaluation")
         write_json(folder / SUMMARY, measure(subject, folder, rng, progress))
     return read_summary(this, folder)
-
-
-def _drawn(
-    this: Run, lm: LanguageModel, corpus: Corpus, windows: Windows, identity: Identity, num: int, progress: Progress
-) -> NegativeStore:
-    """The base's draws, made as the stage ``candidates`` makes them."""
-    folder = this.folder / "evaluations" / f"draws-{fingerprint([asdict(identity), num])}"
-    rng = Rng(this.recipe.seed).child("candidates")
-    rows = rng.child("windows").permutation(len(windows))[:num]
-    source = from_base(lm, corpus, ANCESTRAL)
-    write_negatives(folder, rows, windows, source, identity, rng, progress, shard=_SHARD, batch=1)
-    return NegativeStore.open(folder, identity)
 
 
 def _with_warning(summary: dict[str, Any], text: GivenText, progress: Progress) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def _up_to(stage: str | None, recipe: Recipe) -> tuple[Stage, ...]:
 def is_current(stage: Stage, this: Run) -> bool:
     """Whether a finished stage was made by the recipe that the run has now."""
     record = this.finished(stage.name)
-    before = [record["after"][name] for name in stage.after if name in record["after"]]
+    after = record.get("after", {})
+    before = [after[name] for name in stage.after if name in after]
     return bool(record["key"] == key_of(stage, stage.plan(this, _SILENT), before))
 
 
