@@ -1,4 +1,7 @@
-"""The joint model against enumeration, and the pair on disk."""
+"""The joint model against enumeration, ranking texts with it, and the pair on disk."""
+
+import builtins
+import json
 
 import numpy as np
 import pytest
@@ -16,9 +19,12 @@ from freenergy import (
     TabularLM,
     Tokenizer,
     UserError,
+    exact_log_partition,
 )
+from freenergy.corpus.joining import Joined, JoinedText
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.settings import NgramEnergy
+from freenergy.scores import JointScores, Ranking
 
 SPACE = SequenceSpace(vocab_size=3, length=3, eos=0)
 
@@ -87,3 +93,119 @@ def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path, tokenizer):
     with pytest.raises(UserError, match="there is no joint model in"):
         JointModel.from_pretrained(tmp_path / "nowhere")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.fixture
+def words():
+    """w1 and w2 between spaces; anything else is w3."""
+    model = tokenizers.models.WordLevel({f"w{i}": i for i in range(4)}, unk_token="w3")
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(inner, eos=0)
+
+
+@pytest.fixture
+def joint(words):
+    return JointModel(TabularLM.random(Rng(1), vocab_size=4, order=2), energy, words)
+
+
+def spelt(tokens):
+    return "".join(f" w{i}" for i in tokens)
+
+
+@pytest.mark.parametrize("prefix", [[1, 2], [2], []])
+def test_the_shares_of_the_whole_space_are_the_joint_law(words, prefix):
+    """P(x | c) = exp(log_score − log Z), Z by enumeration; the base never ends, so that every string can be spelt."""
+    logits = Rng(1).normal(16, 4).index_fill(1, torch.tensor([0]), -torch.inf)
+    joint, space = JointModel(TabularLM(logits, eos=0), energy, words), SequenceSpace(vocab_size=4, length=2)
+    strings = [x for x in space.enumerate().lists() if 0 not in x]
+    found = joint.score(spelt(prefix).strip(), [spelt(x) for x in strings])
+    x = Continuations.from_lists([prefix], [strings])
+    log_z = exact_log_partition(joint.base, energy, x.contexts, space)
+    p = (joint.base.log_prob(x)[0] - energy(x)[0] - log_z).exp()
+    assert p.sum().item() == pytest.approx(1, abs=1e-12)
+    assert [one.share for one in found.candidates] == pytest.approx(p.tolist(), abs=1e-12)
+    assert [one.log_base for one in found.candidates] == joint.base.log_prob(x)[0].tolist()
+    assert [one.energy for one in found.candidates] == energy(x)[0].tolist()
+    assert [found[i].rank for i in p.argsort(descending=True).tolist()] == list(range(1, 10))
+    assert found.best.text == spelt(strings[int(p.argmax())])
+
+
+def test_shares_of_texts_that_end(joint):
+    """All texts that end within three tokens: EOS after none is no candidate, so the law is given at least one word."""
+    strings = [[a, *b, 0] for a in (1, 2, 3) for b in ([], [1], [2], [3])]
+    found = joint.score("w1", [spelt(x[:-1]) for x in strings], ends=True)
+    x = Continuations.from_lists([[1]], [strings])
+    p = (joint.base.log_prob(x) - energy(x)).softmax(-1)[0]
+    assert [one.share for one in found.candidates] == pytest.approx(p.tolist(), abs=1e-12)
+    assert [one.tokens for one in found.candidates] == [len(x) for x in strings]
+
+
+def test_equal_candidates_have_equal_scores_and_the_earlier_is_better(joint):
+    """Also where an energy's own rounding depends on the row."""
+    joint.energy = lambda x: torch.arange(x.tokens.shape[1]).expand(x.shape).double()
+    found = joint.score("w1", [" w2", " w1", " w2", " w2"])
+    assert found[0].log_score == found[2].log_score == found[3].log_score
+    ranks = [one.rank for one in found.candidates]
+    assert ranks[0] < ranks[2] < ranks[3]
+    assert sum(one.share for one in found.candidates) == pytest.approx(1, abs=1e-12)
+
+
+def test_what_is_scored_otherwise_than_it_reads_is_told(joint):
+    found = joint.score("w1", [" w2", " w2 zebra"])
+    assert [one.reads_as for one in found.candidates] == [None, " w2 w3"]
+    assert "(its tokens read ' w2 w3')" in str(found)
+
+
+def test_a_ranking_as_table_json_and_frame(joint):
+    found = joint.score("w1", [" w2", " w1 w1", " w1"])
+    head, first, *rest = str(found).splitlines()
+    assert head.split() == ["rank", "share", "log_score", "log_base", "energy", "tokens", "text"]
+    assert first.endswith(repr(found.best.text))
+    assert first.split()[0] == "1"
+    assert len(rest) == 2
+    as_json = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert as_json["best"] == found.best.text
+    assert [row["text"] for row in as_json["candidates"]] == [" w2", " w1 w1", " w1"]
+    frame = pytest.importorskip("pandas") and found.to_frame()
+    assert frame.log_score.tolist() == [one.log_score for one in found.candidates]
+    assert frame["rank"].tolist() == [one.rank for one in found.candidates]
+
+
+def test_without_pandas_there_is_no_frame(joint, monkeypatch):
+    found, real = joint.score("w1", [" w2"]), builtins.__import__
+
+    def missing(name, *rest, **named):
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UserError, match="a data frame needs pandas"):
+        found.to_frame()
+
+
+def test_forbidden_candidates(joint):
+    """An energy of +inf is probability zero; where all have it, there is nothing to divide by."""
+    joint.energy = lambda x: torch.where(x.tokens[..., 0] == 2, torch.inf, 0.0)
+    found = joint.score("w1", [" w2", " w1"])
+    assert [one.share for one in found.candidates] == [0, 1]
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["candidates"][0]["log_score"] is None
+    with pytest.raises(UserError, match=r"^no candidate is acceptable, 2 of 2 have probability zero"):
+        joint.score("w1", [" w2", " w2 w1"])
+
+
+def test_what_cannot_be_ranked_is_one_sentence(joint):
+    with pytest.raises(UserError, match="this joint model has no tokenizer"):
+        JointModel(joint.base, energy).score("w1", [" w2"])
+    for nothing in ([], " w2"):
+        with pytest.raises(UserError, match="there is no list of candidates to rank"):
+            joint.score("w1", nothing)
+    with pytest.raises(UserError, match="candidate 2 is empty"):
+        joint.score("w1", [" w2", ""])
+    scores = JointScores(torch.tensor([[torch.nan]]), torch.zeros(1, 1))
+    with pytest.raises(UserError, match="has no score: the base gave nan"):
+        Ranking.of("", ["a"], Joined([], (JoinedText([1]),)), scores)
+    joint.energy = lambda x: torch.full(x.shape, torch.nan)
+    with pytest.raises(UserError, match="returned nan"):
+        joint.score("w1", [" w2"])

@@ -106,7 +106,9 @@ def test_the_readme_s_two_commands_do_all_their_set_up():
 def test_light_commands_run(small_demo):
     """The commands that need no network and no minutes, as commands."""
     freenergy = shutil.which("freenergy", path=str(Path(sys.executable).parent))
-    for command in (["sample", "runs/demo", "--prefix", "The river"], ["recipes"], ["resources"]):
+    river = ["runs/demo", "--prefix", "The river"]
+    commands = [["sample", *river, "--candidates", "64"], ["next", *river, "--completions", "16"]]
+    for command in (*commands, ["recipes"], ["resources"]):
         done = subprocess.run([freenergy, *command], cwd=small_demo, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.corpus.joining import join
 from freenergy.energies.checked import energies_in_parts
 from freenergy.errors import UserError
 from freenergy.joint import RECORD, JointModel
@@ -55,9 +56,10 @@ class TextModel:
 
     def log_scores(self, context: str, continuations: Sequence[str]) -> list[float]:
         """log_score of each continuation of one context: they compare with one another and with nothing else."""
-        c = self.tokenizer.encode(context.rstrip())
-        xs = [self._tokens(c, context, continuation) for continuation in continuations]
-        c = self._fitting(c, max(map(len, xs)))
+        start = context.rstrip()  # a space at the border belongs to the continuation, as in the harness
+        joined = join(self.tokenizer, start, [context[len(start) :] + x for x in continuations])
+        xs = [text.tokens for text in joined.texts]
+        c = self._fitting(joined.context, max(map(len, xs)))
         return [float(score) for score in self.joint.log_score(Continuations.from_lists([c], [xs]))[0]]
 
     def write(self, context: str, until: Sequence[str], length: int | None, rng: Rng) -> str:
@@ -70,18 +72,6 @@ class TextModel:
         log_weight = -energies_in_parts(self.joint.energy, draws.x)
         chosen = int(rng.child("choice").categorical(log_weight).item())
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
-
-    def _tokens(self, c: list[int], context: str, continuation: str) -> list[int]:
-        """Of a continuation, as they stand after the context; a space at the border belongs to it, as in the harness.
-
-        Where the tokenizer joins across the border they are those of the continuation alone: all choices of a question
-        have to share their context, or Z would not cancel.
-        """
-        whole, border = self.tokenizer.encode(context + continuation), context[len(context.rstrip()) :]
-        x = whole[len(c) :] if whole[: len(c)] == c else self.tokenizer.encode(border + continuation)
-        if not x:
-            raise UserError(f"the continuation {continuation!r} has no tokens: give each choice of the task some text")
-        return x
 
     def _fitting(self, context: list[int], length: int) -> list[int]:
         """The end of a context that leaves room for ``length`` tokens."""

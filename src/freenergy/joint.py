@@ -6,7 +6,8 @@
 does not compare. The pair is saved in one folder, in Hugging Face's manner, with a model card.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -17,52 +18,162 @@ from torch import Tensor, nn
 from freenergy.base.opening import open_base, save_base
 from freenergy.card import model_card
 from freenergy.corpus import Tokenizer
+from freenergy.corpus.joining import join
 from freenergy.energies.checked import energies_in_parts
 from freenergy.energies.opening import load_energy
 from freenergy.errors import UserError
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.partition.next_token import next_token
+from freenergy.progress import Progress
+from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Target
+from freenergy.samplers.next_table import NextTable
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import SILENT
+from freenergy.samplers.texts import Texts
+from freenergy.samplers.writing import OnChunk, Writing, write_texts
+from freenergy.scores import JointScores, Ranking
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.storage import own_folder, read_json, whole, write_json, write_text
 
 RECORD = "joint.json"
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class JointScores:
-    """Both halves of a joint model's score of continuations, float64."""
-
-    log_base: Float[Tensor, "batch num"]
-    energy: Float[Tensor, "batch num"]
-
-    @property
-    def log_score(self) -> Float[Tensor, "batch num"]:
-        """log P_LM − E: not normalised."""
-        return self.log_base - self.energy
-
-
-@final
 class JointModel:
     """P(x | c) ∝ P_LM(x | c) · exp(−E(c, x))."""
 
-    def __init__(self, base: LanguageModel, energy: Energy, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        tokenizer: Tokenizer | None = None,
+        *,
+        space: SequenceSpace | None = None,
+        room: int | None = None,
+    ) -> None:
         self.base = base
         self.energy = energy.eval() if isinstance(energy, nn.Module) else energy
         self.tokenizer = tokenizer
+        self.space = space  # of the continuations that the energy was trained on
+        self.room = room  # tokens before them that it was trained with
 
     @torch.no_grad()
-    def scores(self, x: Continuations) -> JointScores:
-        """log P_LM and E of each continuation."""
+    def scores(self, x: Continuations, *, may_forbid: bool = False) -> JointScores:
+        """log P_LM and E of each continuation; with ``may_forbid`` an energy may be +inf, and is refused otherwise."""
         for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
             if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
                 raise UserError(
                     f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
                 )
-        return JointScores(self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x))
+        return JointScores(
+            self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x, may_forbid=may_forbid)
+        )
 
     def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c) − E(c, x): ranks the continuations of one context, exactly."""
         return self.scores(x).log_score
+
+    def score(self, prefix: str, candidates: Sequence[str], *, ends: bool = False) -> Ranking:
+        """Rank texts as continuations of a prefix, exactly; an empty prefix is the start of a document.
+
+        With ``ends`` each candidate is scored as a text that ends there (EOS is its last token). Without it a candidate
+        may go on, so a longer one is a narrower claim and seldom has the higher score.
+        """
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to JointModel before ranking texts")
+        if isinstance(candidates, str) or not candidates:
+            raise UserError("there is no list of candidates to rank: give one text or more, as in ['one', 'another']")
+        joined = join(self.tokenizer, prefix, candidates, end=[self.tokenizer.eos] if ends else [])
+        xs = [tuple(text.tokens) for text in joined.texts]
+        # equal candidates have equal scores, to the last bit
+        distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
+        x = Continuations.from_lists([joined.context], [list(distinct)])
+        scores, of = self.scores(x, may_forbid=True), torch.tensor([distinct[x] for x in xs])
+        return Ranking.of(prefix, candidates, joined, JointScores(scores.log_base[:, of], scores.energy[:, of]))
+
+    def sample(
+        self,
+        prefix: str,
+        *,
+        candidates: int = 256,
+        n: int = 1,
+        length: int | None = None,
+        truncation: Truncation = ANCESTRAL,
+        target: Target = "restricted",
+        chunks: int = 1,
+        seed: int = 0,
+        progress: Progress = SILENT,
+    ) -> Texts:
+        """``n`` texts that continue a prefix, each chosen among ``candidates`` by weight; see docs/writing.md.
+
+        ``write`` takes any other sampler.
+        """
+        sampler = Resampling(candidates=candidates, num=n, truncation=truncation, target=target)
+        writing = Writing(sampler=sampler, chunks=chunks, room=self.room)
+        return self.write(prefix, self.space_of(length), Rng(seed), writing, progress=progress)
+
+    def write(
+        self,
+        prefix: str,
+        space: SequenceSpace,
+        rng: Rng,
+        writing: Writing,
+        *,
+        progress: Progress = SILENT,
+        on_chunk: OnChunk | None = None,
+    ) -> Texts:
+        """Texts by any sampler, chunk by chunk if asked."""
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to JointModel before writing with it")
+        found = write_texts(
+            self.base, self.energy, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
+        )
+        if self.space is None or space.length == self.space.length:
+            return found
+        trained = f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
+        return replace(found, notes=(*found.notes, trained))
+
+    def next(
+        self,
+        prefix: str,
+        *,
+        written: str = "",
+        top_k: int = 5,
+        completions: int | None = 128,
+        length: int | None = None,
+        seed: int = 0,
+        progress: Progress = SILENT,
+    ) -> NextTable:
+        """What comes after a prefix, and after what is ``written`` of the continuation, under base and joint model."""
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to JointModel before asking what comes next")
+        context, head = self.tokenizer.encode(prefix), list[int]()
+        if written:
+            joined = join(self.tokenizer, prefix, [written])
+            context, head = joined.context, joined.texts[0].tokens
+        space, rng = self.space_of(length), Rng(seed)
+        found = next_token(
+            self.base,
+            self.energy,
+            Sequences.from_lists([context]),
+            head,
+            space,
+            rng,
+            top_k=top_k,
+            completions=completions,
+            progress=progress,
+        )
+        return NextTable(prefix + written, found, self.tokenizer)
+
+    def space_of(self, length: int | None) -> SequenceSpace:
+        """Continuations of ``length`` tokens, or as the energy was trained on."""
+        if self.space is None and length is None:
+            raise UserError("nothing says how long a continuation is: give a length")
+        if self.space is not None:
+            return self.space if length is None else replace(self.space, length=length)
+        assert length is not None
+        return SequenceSpace(vocab_size=self.base.vocab_size, length=length, eos=self.base.eos)
 
     def save_pretrained(self, folder: str | Path, *, facts: dict[str, Any] | None = None) -> None:
         """Write base, energy, tokenizer and a model card into one folder, whole or not at all.
@@ -78,7 +189,13 @@ class JointModel:
             save_base(self.base, aside)
             save_energy(aside / "energy")
             self.tokenizer.save(aside / "tokenizer")
-            record = {"kind": "joint", "tokenizer": self.tokenizer.fingerprint, "facts": facts or {}}
+            record = {
+                "kind": "joint",
+                "tokenizer": self.tokenizer.fingerprint,
+                "facts": facts or {},
+                "space": None if self.space is None else asdict(self.space),
+                "room": self.room,
+            }
             write_json(aside / RECORD, record)
             write_text(aside / "README.md", model_card(self.base, self.energy, facts or {}))
 
@@ -89,7 +206,10 @@ class JointModel:
         if not (folder / RECORD).is_file():
             raise UserError(f"there is no joint model in {folder}: give a folder that save_pretrained has made")
         tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
-        if tokenizer.fingerprint != read_json(folder / RECORD).get("tokenizer"):
+        record = read_json(folder / RECORD)
+        if tokenizer.fingerprint != record.get("tokenizer"):
             raise UserError(f"the tokenizer in {folder} is not the one of the joint model: save it again")
         base = open_base(folder, tokenizer)
-        return cls(base, load_energy(folder / "energy", base=base, tokenizer=tokenizer), tokenizer)
+        energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
+        space = None if record.get("space") is None else SequenceSpace(**record["space"])
+        return cls(base, energy, tokenizer, space=space, room=record.get("room"))

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from freenergy.errors import UserError
 
@@ -119,6 +119,44 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: delete it and run the stage that makes it again")
     return value
+
+
+@contextmanager
+def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
+    """JSON lines that are added one by one and appear as ``path`` when all are there; the same ``key`` goes on.
+
+    >>> with growing(Path("out.jsonl"), {"seed": 0}) as lines:  # doctest: +SKIP
+    ...     for i in range(lines.done, 10):
+    ...         lines.add({"i": i})
+    """
+    aside = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with room_on_disk(path), aside.open("ab+") as file:
+        yield GrowingLines(file)
+        _flush(aside)
+        aside.replace(path)
+        _flush(path.parent)
+
+
+class GrowingLines:
+    """Lines so far; a torn last one is cut off."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.done, end = file, 0, 0
+        file.seek(0)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            self.done, end = self.done + 1, end + len(line)
+        file.truncate(end)
+
+    def add(self, value: Any) -> None:
+        """One more line, on disk before the next is begun."""
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.done += 1
 
 
 def fingerprint(value: Any) -> str:

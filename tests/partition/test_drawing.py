@@ -97,7 +97,7 @@ def test_forgotten_weights_are_seen(space):
 
     def fixed_start(base, contexts, num, space, rng):
         first = torch.stack([from_strata(p, num, Rng(0)) for p in base.next_log_probs(contexts).exp()])
-        x = base.sample(contexts, num, space, module._FirstGiven(rng, first)).x
+        x = base.sample(contexts, num, space, module.FirstGiven(rng, first)).x
         return module.WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64))
 
     for mutant, num in ((alike, 5), (fixed_start, 2)):

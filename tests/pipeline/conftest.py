@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from freenergy import cli
+from freenergy import cli, load_recipe, run
 from freenergy.storage import file_hash
 
 MODULES = [
@@ -123,6 +123,36 @@ checkpoint_seconds = 0.0
 windows = 20
 samples = 2
 """
+
+
+ENERGY = """
+[negatives]
+per_prefix = 4
+windows = 24
+validation_windows = 16
+validation_per_prefix = 7
+[energy]
+kind = "ngram"
+order = 2
+[[baselines]]
+kind = "local"
+name = "counts"
+order = 2
+windows = 10
+"""
+CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "evaluation.position_windows=2",
+           "evaluation.position_draws=4"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def joint_run(write_recipe, tmp_path_factory):
+    """A finished run with a counted base, whose stages take no time, and an energy of n-gram features; its recipe."""
+    folder = tmp_path_factory.mktemp("joint")
+    path = write_recipe(folder)
+    head, tail = path.read_text().split("[base]")
+    path.write_text(f'{head}[base]\nkind = "ngram"\norder = 2\n[evaluation]{tail.split("[evaluation]")[1]}{ENERGY}')
+    list(run(load_recipe(str(path), CHANGES), folder / "run"))
+    return folder / "run", path
 
 
 @pytest.fixture

@@ -9,45 +9,16 @@ import sys
 
 import pytest
 
-from freenergy import Run, UserError, load_recipe, run, write_report
+from freenergy import Run, UserError, write_report
 from freenergy.pipeline.evaluating import Question, evaluate
 from freenergy.progress import Silent
 from freenergy.storage import read_json, write_json
 
-ENERGY = """
-[negatives]
-per_prefix = 4
-windows = 24
-validation_windows = 16
-validation_per_prefix = 7
-[energy]
-kind = "ngram"
-order = 2
-[[baselines]]
-kind = "local"
-name = "counts"
-order = 2
-windows = 10
-"""
-CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "evaluation.position_windows=2",
-           "evaluation.position_draws=4"]  # fmt: skip
-
-
-def prepared(write_recipe, folder):
-    """A recipe with a counted base, whose stages take no time, and an energy of n-gram features."""
-    path = write_recipe(folder)
-    head, tail = path.read_text().split("[base]")
-    path.write_text(f'{head}[base]\nkind = "ngram"\norder = 2\n[evaluation]{tail.split("[evaluation]")[1]}{ENERGY}')
-    return path
-
 
 @pytest.fixture(scope="module")
-def done(write_recipe, tmp_path_factory):
+def done(joint_run):
     """A finished run, and its recipe."""
-    folder = tmp_path_factory.mktemp("evaluate")
-    path = prepared(write_recipe, folder)
-    list(run(load_recipe(str(path), CHANGES), folder / "run"))
-    return folder / "run", path
+    return joint_run
 
 
 @pytest.fixture

@@ -20,8 +20,6 @@ from transformers import DynamicCache, PreTrainedModel
 from freenergy.base.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.base.network_steps import (
     First,
-    Next,
-    PlainStepper,
     SharedStepper,
     at,
     log_softmax,
@@ -30,7 +28,16 @@ from freenergy.base.network_steps import (
     states_at,
 )
 from freenergy.base.shared_prefix import Prefix, attending_to
-from freenergy.base.stepping import ancestral, check_fits, in_chunks, started, sum_dtype, sum_tokens
+from freenergy.base.stepping import (
+    Next,
+    PlainStepper,
+    ancestral,
+    check_fits,
+    in_chunks,
+    started,
+    sum_dtype,
+    sum_tokens,
+)
 from freenergy.base.traces import Recorder, Trace, TracedStepper
 from freenergy.protocols import ANCESTRAL, Draws, Truncation
 from freenergy.randomness import Rng
@@ -121,6 +128,13 @@ class HuggingFaceLM:
         return draws, Trace.cat(chunks, dim=0)
 
     @torch.no_grad()
+    def stepper(self, contexts: Sequences, num: int, length: int) -> SharedStepper | PlainStepper:
+        """At the start of ``num`` continuations of each context, of at most ``length`` tokens."""
+        readable = started(contexts.to(self.device), self.eos).trimmed()
+        check_fits(readable, length, self.max_length)
+        return self._stepping(readable, length, ())(num)
+
+    @torch.no_grad()
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
         """What the model computes on the way through given continuations; ``layers`` 0 (embeddings) … num_layers."""
         B, N, padded = x.tokens.shape
@@ -154,14 +168,19 @@ class HuggingFaceLM:
         readable = started(contexts, self.eos).trimmed()
         check_fits(readable, space.length, self.max_length)
 
-        def some(contexts_slice: slice) -> Callable[[int], SharedStepper | PlainStepper]:
-            part = readable[contexts_slice]
-            if not self.shares_prefix:
-                return lambda count: PlainStepper(partial(self._next, layers=layers), part, count)
-            first = self._read(part, layers)
-            return lambda count: SharedStepper(self.model, first, count, space.length, layers)
+        def read(some: slice) -> Callable[[int], SharedStepper | PlainStepper]:
+            return self._stepping(readable[some], space.length, layers)
 
-        return in_chunks(some, contexts, num, space, rng, truncation, rows=self._rows_at_once(), draw=draw)
+        return in_chunks(read, contexts, num, space, rng, truncation, rows=self._rows_at_once(), draw=draw)
+
+    def _stepping(
+        self, contexts: Sequences, length: int, layers: tuple[int, ...]
+    ) -> Callable[[int], SharedStepper | PlainStepper]:
+        """Read contexts once, for steppers of any number of their candidates."""
+        if not self.shares_prefix:
+            return lambda count: PlainStepper(partial(self._next, layers=layers), contexts, count)
+        first = self._read(contexts, layers)
+        return lambda count: SharedStepper(self.model, first, count, length, layers)
 
     def _rows_at_once(self) -> int:
         return max(1, min(_ROWS, _LOGITS // self.vocab_size))

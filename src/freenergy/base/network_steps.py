@@ -1,11 +1,10 @@
-"""Numbers from the output of a transformers model, and the steppers that sample with one.
+"""Numbers from the output of a transformers model, and the stepper that samples with one.
 
     log P(v | c, x_<t) = log softmax(logits)[v],      states: hidden states of chosen layers, 0 the embeddings
 
 Legend: R rows, S tokens of each that were read, K layers chosen, H width of the states.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import torch
@@ -14,10 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.base.shared_prefix import Prefix, attending_to, continuation_cache
+from freenergy.base.stepping import exchanged
 from freenergy.protocols import normalised
-from freenergy.sequences import Continuations, Sequences
-
-Next = tuple[Float[Tensor, "B V"], Float[Tensor, "B K H"]]
 
 
 class First(NamedTuple):
@@ -51,29 +48,12 @@ class SharedStepper:
         self.states = states_at(out, self.layers, read)[:, -1].unflatten(0, tokens.shape)
         return log_softmax(out.logits[:, -1]).view(*tokens.shape, -1)
 
-
-@final
-class PlainStepper:
-    """Reads the whole string again for every token: for models that share nothing."""
-
-    def __init__(self, read: Callable[[Sequences], Next], contexts: Sequences, num: int) -> None:
-        self.read, self.contexts = read, contexts
-        self.tokens = contexts.tokens.new_zeros(len(contexts), num, 0)
-        self.log_first, states = read(contexts)
-        self.states = states.unsqueeze(1)
-
-    def first(self) -> Float[Tensor, "B V"]:
-        """log P of the first token."""
-        return self.log_first
-
-    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
-        """Read a token of each candidate."""
-        self.tokens = torch.cat([self.tokens, tokens.unsqueeze(-1)], dim=-1)
-        lengths = torch.full_like(tokens, self.tokens.shape[2])
-        whole = Continuations(self.contexts, self.tokens, lengths).joined()
-        log_p, states = self.read(whole.trimmed())
-        self.states = states.unflatten(0, tokens.shape)
-        return log_p.view(*tokens.shape, -1)
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Exchange the keys and values of the continuations; prefix and places are the same for all of them."""
+        B, N = rows.shape
+        flat = (rows + N * torch.arange(B, device=rows.device).unsqueeze(1)).flatten()
+        self.cache.reorder_cache(flat)  # type: ignore[arg-type]
+        self.states = exchanged(self.states, rows)
 
 
 def row_numbers(values: Tensor) -> Int[Tensor, " R"]:

@@ -182,6 +182,10 @@ class NgramLM:
 
         return in_chunks(read, contexts, num, space, rng, truncation, rows=max(1, _NUMBERS // self.vocab_size))
 
+    def stepper(self, contexts: Sequences, num: int, length: int) -> "_NgramStepper":
+        """At the start of ``num`` continuations of each context."""
+        return _NgramStepper(self, self._tail(contexts), contexts.tokens.device)
+
     def save_pretrained(self, folder: Path) -> None:
         """Write the counts and then the configuration that names them, so that one never passes for another's."""
         with whole(folder / _ARRAYS) as aside:
@@ -271,6 +275,10 @@ class _NgramStepper:
         self._tail = read[:, :, 1:]
         log_p = self._lm._next(self._tail.reshape(B * N, -1))
         return torch.from_numpy(log_p.reshape(B, N, -1)).to(self._device)
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        if self._tail.shape[1] > 1:
+            self._tail = np.take_along_axis(self._tail, rows.cpu().numpy()[:, :, None], axis=1)
 
 
 def _fingerprint(counts: NgramCounts, tokenizer: str | None) -> str:

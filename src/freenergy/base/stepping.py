@@ -8,16 +8,18 @@ The sum runs over the tokens of x, EOS included; what is drawn after EOS is thro
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from freenergy.errors import UserError
-from freenergy.protocols import Draws, Truncation
+from freenergy.protocols import Draws, LanguageModel, Truncation
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+Next = tuple[Float[Tensor, "B V"], Float[Tensor, "B K H"]]  # log P of what comes next, and the states that say so
 
 
 @runtime_checkable
@@ -33,30 +35,130 @@ class Stepper(Protocol):
         ...
 
 
+@runtime_checkable
+class ExchangingStepper(Stepper, Protocol):
+    """A stepper whose candidates can take each other's place."""
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Candidate n of context b becomes what candidate rows[b, n] of that context was."""
+        ...
+
+
+@runtime_checkable
+class SteppingLM(Protocol):
+    """A language model that has a stepper of its own, faster than reading everything again."""
+
+    def stepper(self, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
+        """At the start of ``num`` continuations of each context, of at most ``length`` tokens."""
+        ...
+
+
+def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
+    """A stepper of any language model: its own, or one that reads whole strings by ``next_log_probs``."""
+    if isinstance(lm, SteppingLM):
+        return lm.stepper(contexts, num, length)
+    readable = started(contexts, lm.eos)
+    check_fits(readable, length, lm.max_length)
+
+    def read(strings: Sequences) -> Next:
+        log_p = lm.next_log_probs(strings)
+        return log_p, log_p.new_zeros(len(strings), 0, 0)
+
+    return PlainStepper(read, readable, num)
+
+
+@final
+class PlainStepper:
+    """Reads the whole string again for every token: for models that share nothing."""
+
+    def __init__(self, read: Callable[[Sequences], Next], contexts: Sequences, num: int) -> None:
+        self.read, self.contexts = read, contexts
+        self.tokens = contexts.tokens.new_zeros(len(contexts), num, 0)
+        self.log_first, states = read(contexts)
+        self.states = states.unsqueeze(1)
+
+    def first(self) -> Float[Tensor, "B V"]:
+        """log P of the first token."""
+        return self.log_first
+
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """Read a token of each candidate."""
+        self.tokens = torch.cat([self.tokens, tokens.unsqueeze(-1)], dim=-1)
+        lengths = torch.full_like(tokens, self.tokens.shape[2])
+        whole = Continuations(self.contexts, self.tokens, lengths).joined()
+        log_p, states = self.read(whole.trimmed())
+        self.states = states.unflatten(0, tokens.shape)
+        return log_p.view(*tokens.shape, -1)
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Exchange what was read."""
+        self.tokens, self.states = exchanged(self.tokens, rows), exchanged(self.states, rows)
+
+
+def exchanged(values: Shaped[Tensor, "B _ *more"], rows: Int[Tensor, "B N"]) -> Shaped[Tensor, "B _ *more"]:
+    """values[b, rows[b, n]]; what all candidates of a context still share, [B, 1], stays as it is."""
+    if values.shape[1] == 1:
+        return values
+    return values[torch.arange(len(rows), device=rows.device).unsqueeze(1), rows]
+
+
+@final
+class Walk:
+    """B × N continuations on their way, each token from q."""
+
+    def __init__(
+        self, stepper: Stepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+    ) -> None:
+        B = len(contexts)
+        self._stepper, self._space, self._truncation = stepper, space, truncation
+        self._rows = rng.rows(B, num, space.length)
+        self._log_p = stepper.first().unsqueeze(1).expand(B, num, -1)
+        device = self._log_p.device
+        self._contexts, self._length = contexts.to(device), 0
+        self._tokens = torch.zeros(B, num, space.length, dtype=torch.long, device=device)
+        self._last = self._tokens[:, :, 0]
+        self._running = torch.ones(B, num, dtype=torch.bool, device=device)
+        self.log_base = torch.zeros(B, num, dtype=sum_dtype(device), device=device)
+        self.log_proposal = torch.zeros_like(self.log_base)
+
+    def go_to(self, length: int) -> None:
+        """Draw until every continuation has ``length`` tokens, or has ended."""
+        for t in range(self._length, length):
+            if not self._running.any():
+                break
+            if t:
+                self._log_p = self._stepper.step(self._last)
+            log_q = self._truncation(self._log_p)
+            self._last = chosen = self._rows.categorical(log_q)
+            self._tokens[:, :, t] = chosen * self._running
+            self.log_base += _picked(self._log_p, chosen) * self._running
+            self.log_proposal += _picked(log_q, chosen) * self._running
+            if self._space.eos is not None:
+                self._running = self._running & (chosen != self._space.eos)
+        self._length = length
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Candidate n of context b becomes what candidate rows[b, n] was; it goes on with randomness of its own."""
+        assert isinstance(self._stepper, ExchangingStepper), "a stepper from ``begin`` can exchange its candidates"
+        rows = rows.to(self._tokens.device)
+        self._stepper.select(rows)
+        for name in ("_tokens", "_last", "_running", "log_base", "log_proposal"):
+            setattr(self, name, exchanged(getattr(self, name), rows))
+
+    @property
+    def x(self) -> Continuations:
+        """The continuations so far."""
+        tokens = self._tokens[:, :, : self._length]
+        return Continuations(self._contexts, tokens, self._space.lengths(tokens))
+
+
 def ancestral(
     stepper: Stepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> Draws:
     """Draw ``num`` continuations of each context, token by token."""
-    B = len(contexts)
-    rows = rng.rows(B, num, space.length)
-    log_p = stepper.first().unsqueeze(1).expand(B, num, -1)
-    tokens = torch.zeros(B, num, space.length, dtype=torch.long, device=log_p.device)
-    log_base = torch.zeros(B, num, dtype=sum_dtype(log_p.device), device=log_p.device)
-    log_proposal = torch.zeros_like(log_base)
-    running = torch.ones(B, num, dtype=torch.bool, device=log_p.device)
-    for t in range(space.length):
-        log_q = truncation(log_p)
-        chosen = rows.categorical(log_q)
-        tokens[:, :, t] = chosen * running
-        log_base += _picked(log_p, chosen) * running
-        log_proposal += _picked(log_q, chosen) * running
-        if space.eos is not None:
-            running = running & (chosen != space.eos)
-        if t + 1 == space.length or not running.any():
-            break
-        log_p = stepper.step(chosen)
-    lengths = space.lengths(tokens)
-    return Draws(Continuations(contexts.to(log_p.device), tokens, lengths), log_base, log_proposal)
+    walk = Walk(stepper, contexts, num, space, rng, truncation)
+    walk.go_to(space.length)
+    return Draws(walk.x, walk.log_base, walk.log_proposal)
 
 
 def in_chunks(

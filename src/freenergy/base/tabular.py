@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.base.stepping import in_chunks, sum_tokens
+from freenergy.base.stepping import exchanged, in_chunks, sum_tokens
 from freenergy.errors import UserError
 from freenergy.protocols import ANCESTRAL, Draws, Truncation
 from freenergy.randomness import Rng
@@ -73,6 +73,10 @@ class TabularLM:
         read = partial(self._read, contexts)
         return in_chunks(read, contexts, num, space, rng, truncation, rows=_ROWS)
 
+    def stepper(self, contexts: Sequences, num: int, length: int) -> "_TableStepper":
+        """At the start of ``num`` continuations of each context."""
+        return _TableStepper(self, contexts, num)
+
     def _read(self, contexts: Sequences, some: slice) -> Callable[[int], "_TableStepper"]:
         return partial(_TableStepper, self, contexts[some])
 
@@ -101,3 +105,6 @@ class _TableStepper:
         kept = self.history[..., 1:] if self.lm.order else self.history
         self.history = torch.cat([kept, tokens.unsqueeze(-1)], dim=-1)[..., : self.lm.order]
         return self.lm.table[self.lm._row(self.history)]
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        self.history = exchanged(self.history, rows)

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.base.huggingface import HuggingFaceLM
-from freenergy.base.network_steps import PlainStepper, log_softmax
-from freenergy.base.stepping import check_fits, in_chunks, started, sum_dtype, sum_tokens
+from freenergy.base.network_steps import log_softmax
+from freenergy.base.stepping import PlainStepper, check_fits, in_chunks, started, sum_dtype, sum_tokens
 from freenergy.baselines.reading import NUMBERS, NetworkReader, Places, PlainReader, picked_in_parts, targets
 from freenergy.protocols import ANCESTRAL, Draws, LanguageModel, Truncation, normalised
 from freenergy.randomness import Rng

@@ -9,8 +9,11 @@ from freenergy.protocols import Energy
 from freenergy.sequences import Continuations
 
 
-def energies_of(energy: Energy, x: Continuations, *, where: str = "") -> Float[Tensor, "B N"]:
-    """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers."""
+def energies_of(energy: Energy, x: Continuations, *, where: str = "", may_forbid: bool = False) -> Float[Tensor, "B N"]:
+    """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers.
+
+    ``may_forbid``: +inf is a number too, and says that the joint model never writes this.
+    """
     E = energy(x)
     at = f" in {where}" if where else ""
     if not isinstance(E, Tensor) or tuple(E.shape) != x.shape:
@@ -19,8 +22,9 @@ def energies_of(energy: Energy, x: Continuations, *, where: str = "") -> Float[T
             f"the energy {type(energy).__name__} returned {found} for {x.shape[0]} contexts with {x.shape[1]} "
             f"continuations each{at}: return one number a continuation, shape {x.shape}"
         )
-    if not torch.isfinite(E).all():
-        b, n = (~torch.isfinite(E)).nonzero()[0].tolist()
+    good = torch.isfinite(E) | (E == torch.inf) if may_forbid else torch.isfinite(E)
+    if not good.all():
+        b, n = (~good).nonzero()[0].tolist()
         raise UserError(
             f"the energy {type(energy).__name__} returned {E[b, n].item()} for continuation {n} of context {b}{at}: "
             "lower the learning rate if it was trained here, or look at that text"
@@ -29,7 +33,9 @@ def energies_of(energy: Energy, x: Continuations, *, where: str = "") -> Float[T
 
 
 @torch.no_grad()
-def energies_in_parts(energy: Energy, x: Continuations, *, rows: int = 256, where: str = "") -> Float[Tensor, "B N"]:
+def energies_in_parts(
+    energy: Energy, x: Continuations, *, rows: int = 256, where: str = "", may_forbid: bool = False
+) -> Float[Tensor, "B N"]:
     """The same without gradients, at most ``rows`` continuations at once, in float64."""
     B, N = x.shape
     if not N:
@@ -39,5 +45,6 @@ def energies_in_parts(energy: Energy, x: Continuations, *, rows: int = 256, wher
     for b in range(0, B, contexts):
         some = x[b : b + contexts]
         columns = [some.candidates(slice(n, n + rows)) for n in range(0, N, rows)]
-        parts.append(torch.cat([energies_of(energy, part, where=where).double().cpu() for part in columns], dim=1))
+        found = [energies_of(energy, part, where=where, may_forbid=may_forbid) for part in columns]
+        parts.append(torch.cat([E.double().cpu() for E in found], dim=1))
     return torch.cat(parts) if parts else torch.zeros(B, N, dtype=torch.float64)

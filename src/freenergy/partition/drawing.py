@@ -53,7 +53,7 @@ def stratified(base: LanguageModel, contexts: Sequences, num: int, space: Sequen
     probs = base.next_log_probs(started(contexts, base.eos)).double().cpu().exp()
     first_b, first_n = rng.origin
     first = torch.stack([from_strata(p, num, rng.child("first", first_b + b, first_n)) for b, p in enumerate(probs)])
-    x = base.sample(contexts, num, space, _FirstGiven(rng, first)).x
+    x = base.sample(contexts, num, space, FirstGiven(rng, first)).x
     if not torch.equal(x.tokens[:, :, 0].cpu(), first):
         raise UserError(
             f"{type(base).__name__} draws its tokens elsewhere, so first tokens cannot be stratified: draw ancestrally"
@@ -91,17 +91,17 @@ def log_weights(energy: Energy, draws: WeightedDraws, *, rows: int = 256) -> Flo
 
 
 @final
-class _FirstGiven(Rng):
+class FirstGiven(Rng):
     """Gives the first token of every candidate, and draws the others from another stream."""
 
     def __init__(self, inner: Rng, first: Int[Tensor, "B N"], at: tuple[int, int] = (0, 0)) -> None:
         super().__init__(inner.seed, inner.path, inner.origin)
         self._inner, self._first, self._at = inner, first, at
 
-    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "_FirstGiven":
+    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "FirstGiven":
         b, n = self._at
         inner = self._inner.shift(contexts=contexts, candidates=candidates)
-        return _FirstGiven(inner, self._first, (b + contexts, n + candidates))
+        return FirstGiven(inner, self._first, (b + contexts, n + candidates))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
         b, n = self._at

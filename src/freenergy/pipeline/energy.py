@@ -27,7 +27,9 @@ def _plan(run: Run, progress: Progress) -> Plan:
     inputs = {
         "seed": run.recipe.seed,
         "settings": asdict(settings),
-        "training": asdict(run.recipe.training),
+        "training": {
+            key: value for key, value in asdict(run.recipe.training).items() if (key, value) != ("lengths", 1)
+        },
         "others": _others(run, settings, progress),
     }
     return Plan(inputs, partial(_work, run, settings))

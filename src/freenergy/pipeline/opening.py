@@ -30,7 +30,9 @@ def load(folder: str | Path) -> JointModel:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
     lm, tokenizer = load_base(folder)
     run.finished("energy")
-    return JointModel(lm, load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=tokenizer), tokenizer)
+    energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=tokenizer)
+    corpus = Corpus.open(run.stage("corpus"))
+    return JointModel(lm, energy, tokenizer, space=corpus.space, room=corpus.prefix)
 
 
 def load_base(folder: str | Path) -> Base:

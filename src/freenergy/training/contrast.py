@@ -3,6 +3,13 @@
     x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix a row
 
 Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn anew at every step.
+
+An energy that is to judge unfinished texts reads data and negatives alike cut to t tokens. The negatives of a cut are
+draws of P_LM(x_≤t | c), so the optimum of every cut is the log-ratio of marginals,
+
+    E(x_≤t) = log P_LM(x_≤t | c) − log truth(x_≤t | c)  +  a constant of t
+
+and where the whole energy is at its optimum too, e^{−E(x_≤t)} is proportional to E_{P_LM}[e^{−E(x)} | x_≤t].
 """
 
 from dataclasses import dataclass
@@ -36,11 +43,33 @@ class Contrast(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What an energy reads in one step, and where stored strings stand: window, and column with the datum at 0."""
+    """What an energy reads in one step, and where stored strings stand: row, and column with the datum at 0.
+
+    Rows are the windows, and with several cuts all windows of the first cut, then all of the second, …
+    """
 
     x: Continuations
     index: Int[Tensor, " batch"]
     columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
+
+
+def cuts(length: int, num: int) -> tuple[int, ...]:
+    """``num`` lengths, evenly spaced, the last one whole.
+
+    >>> cuts(40, 4), cuts(5, 2)
+    ((10, 20, 30, 40), (3, 5))
+    """
+    if num > length:
+        raise UserError(
+            f"an energy cannot be fitted at {num} lengths of continuations of {length} tokens: set training.lengths to "
+            f"{length} or less"
+        )
+    return tuple(-(-length * k // num) for k in range(1, num + 1))
+
+
+def cut(x: Continuations, length: int) -> Continuations:
+    """The first ``length`` tokens of each continuation; what has ended before stays whole."""
+    return Continuations(x.contexts, x.tokens[:, :, :length], x.lengths.clamp(max=length))
 
 
 @final

@@ -6,7 +6,7 @@ NCE and its relatives are convex in E and E is linear in (w, b), so L-BFGS in fl
 learning rate and no randomness. Autograd goes through the objective alone, g = ∂objective / ∂E of [M, 1 + K] numbers;
 ∂/∂w = −zᵀ g + l2 · w is a matrix product.
 
-Legend: M windows, K negatives of each.
+Legend: M windows, K negatives of each. Where windows are read at several cuts, each cut of each is a row of its own.
 """
 
 from collections.abc import Sequence
@@ -104,15 +104,18 @@ def cross_fitted(
     offset: Offset | None = None,
     *,
     folds: int = 4,
+    cuts: int = 1,
 ) -> Float[Tensor, "M candidates"]:
     """Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
 
     This is what the parts are worth on text that they have not seen, and so what is left for another energy to learn.
+    With several ``cuts`` the windows stand there so many times over, and all cuts of a window are left out together.
     """
     kept = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
-    fold = torch.arange(len(features[0][0])) % folds
+    windows = len(features[0][0]) // cuts
+    fold = (torch.arange(windows) % folds).repeat(cuts)
     E = torch.zeros(len(fold), features[0][0].shape[1] + features[0][1].shape[1], dtype=torch.float64)
-    for k in range(min(folds, len(fold)) if len(fold) > 1 else 0):  # one window alone has no others to learn from
+    for k in range(min(folds, windows) if windows > 1 else 0):  # one window alone has no others to learn from
         others, own = fold != k, fold == k
         some = [(data[others], negatives[others]) for data, negatives in features]
         fit_convex(parts, some, objective, l2, None if offset is None else offset[others])

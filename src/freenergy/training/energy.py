@@ -2,8 +2,10 @@
 
     loss = objective(E(x⁺), E(x⁻)) + λ · mean E²,      E = offset + the energy that learns
 
-The offset is the sum of energies that are trained already and stay as they are. The held-out value is minus the
-certified gain with n = K + 1 candidates (``partition.certificate``): early stopping watches what can be promised.
+The offset is the sum of energies that are trained already and stay as they are. An energy that is fitted at several
+lengths sees one of them, drawn anew, in each micro-batch, and is validated on whole continuations. The held-out value
+is minus the certified gain with n = K + 1 candidates (``partition.certificate``): early stopping watches what can be
+promised.
 """
 
 import math
@@ -20,7 +22,7 @@ from freenergy.partition import certified_gain
 from freenergy.progress import Progress
 from freenergy.protocols import Loss, Objective, Scores
 from freenergy.randomness import Rng
-from freenergy.training.contrast import Batch, Contrast, StoredContrast
+from freenergy.training.contrast import Batch, Contrast, StoredContrast, cut, cuts
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step, Validation
 from freenergy.training.settings import EnergyTraining
@@ -35,7 +37,7 @@ class Offset:
     """Energies that are trained already: of the stored windows as numbers, of fresh draws by reading."""
 
     energy: nn.Module
-    train: Float[Tensor, "M stored"] | None
+    train: Float[Tensor, "rows stored"] | None  # windows, cut after cut
     validation: Float[Tensor, "W held_out"]
 
     @torch.no_grad()
@@ -71,10 +73,11 @@ class EnergyTask:
         self.settings, self.rng = settings, rng
         self.micro_size = steps.batch_size // steps.accumulate
         self.held_out = validation.all(torch.arange(len(validation)))
+        self.cuts = cuts(self.held_out.tokens.shape[2], settings.lengths)
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
-        batch = self.train.batch(self._index(step, micro), self.settings.negatives, rng)
+        batch = self._cut(self.train.batch(self._index(step, micro), self.settings.negatives, rng), rng)
         E = energies_of(self.module, batch.x, where=f"the batch of step {step}").double()
         found = self.objective(*_scores(E if self.offset is None else E + self.offset.of(batch).to(E)))
         if not self.settings.energy_l2:
@@ -85,6 +88,13 @@ class EnergyTask:
         """Certified gain, accuracies and energies on the held-out windows."""
         E = energies_in_parts(self.module, self.held_out, rows=self.settings.rows, where="validation")
         return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
+
+    def _cut(self, batch: Batch, rng: Rng) -> Batch:
+        """The batch at a random one of the lengths."""
+        if len(self.cuts) == 1:
+            return batch
+        which = int(rng.child("cut").categorical(torch.zeros(len(self.cuts))))
+        return Batch(cut(batch.x, self.cuts[which]), batch.index + which * len(self.train), batch.columns)
 
     def _index(self, step: int, micro: int) -> Tensor:
         """Windows in a new order every epoch; only whole batches."""

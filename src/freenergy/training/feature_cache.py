@@ -2,8 +2,9 @@
 
     features/<mark>/00032.safetensors      of the windows from the 32nd on, [windows, 1 + K, F], the datum first
 
-The mark names what the features depend on: the energy's settings and counts, and the windows with their draws (which
-name the base, the tokenizer and the corpus). An energy that is fitted again, alone or in another product, finds them.
+The mark names what the features depend on: the energy's settings and counts, the windows with their draws (which name
+the base, the tokenizer and the corpus), and the length that they are cut to. An energy that is fitted again, alone or
+in another product, finds them.
 """
 
 from importlib.metadata import version
@@ -21,15 +22,18 @@ from freenergy.energies.product import Product
 from freenergy.progress import Progress
 from freenergy.sequences import Continuations
 from freenergy.storage import fingerprint, whole
-from freenergy.training.contrast import StoredContrast
+from freenergy.training.contrast import StoredContrast, cut
 
 
 @final
 class FeatureCache:
-    """Reads windows in chunks of ``at_once``; ``is_own`` windows stand in the training text."""
+    """Reads windows in chunks of ``at_once``, cut to ``length`` if any; ``is_own`` windows are of the training text."""
 
-    def __init__(self, folder: Path, contrast: StoredContrast, *, is_own: bool, at_once: int = 32) -> None:
+    def __init__(
+        self, folder: Path, contrast: StoredContrast, *, is_own: bool, at_once: int = 32, length: int | None = None
+    ) -> None:
         self.folder, self.contrast, self.is_own, self.at_once = folder, contrast, is_own, at_once
+        self.length = length
 
     def chunks(self) -> list[Int[Tensor, " chunk"]]:
         """The windows in order, chunk by chunk."""
@@ -46,8 +50,8 @@ class FeatureCache:
 
     def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
         """Features of one chunk, float32, from disk where they are there."""
-        of = self.contrast.store.fingerprint
-        mark = fingerprint([version("freenergy"), energy.fingerprint, of, self.is_own, self.at_once])
+        about = [version("freenergy"), energy.fingerprint, self.contrast.store.fingerprint, self.is_own, self.at_once]
+        mark = fingerprint(about if self.length is None else [*about, self.length])
         path = self.folder / mark / f"{int(chunk[0]):05d}.safetensors"
         if not path.is_file():
             found = self._read(energy, chunk).float().cpu().contiguous()
@@ -56,8 +60,12 @@ class FeatureCache:
         return load_file(path)["features"]
 
     def _read(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
-        x = self.contrast.all(chunk)
+        x = self._strings(chunk)
         return own_features(energy, x) if self.is_own else energy.features(x)
+
+    def _strings(self, chunk: Int[Tensor, " chunk"]) -> Continuations:
+        x = self.contrast.all(chunk)
+        return x if self.length is None else cut(x, self.length)
 
     @torch.no_grad()
     def energies(self, energy: nn.Module, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
@@ -67,7 +75,7 @@ class FeatureCache:
             return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in parts]).sum(0)
         if isinstance(energy, FeatureEnergy):
             return energy.energy_of(self.features(energy, chunk)).double().cpu()
-        return energies_in_parts(energy, self.contrast.all(chunk), rows=rows, where="stored windows")
+        return energies_in_parts(energy, self._strings(chunk), rows=rows, where="stored windows")
 
     def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
         """E of every window."""

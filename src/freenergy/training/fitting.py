@@ -6,6 +6,9 @@ Saved parts stay. Linear parts are fitted together, one convex problem. Networks
 parts before it have left: since every part starts at E = 0, adding one never begins worse than before. What linear
 parts leave is told by fits that have not seen the window (``convex.cross_fitted``): with thousands of weights they tell
 nearly all pairs that they were fitted to, and a network would find nothing left to learn there.
+
+With ``training.lengths`` above 1 every window is read at several cuts, each a row of its own for the objective.
+Choices between fits (l2, early stopping) are by the gain on whole continuations: they are the target.
 """
 
 from pathlib import Path
@@ -25,7 +28,7 @@ from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.storage import read_json, whole, write_json
 from freenergy.training.build import Material, build_energy
-from freenergy.training.contrast import StoredContrast
+from freenergy.training.contrast import StoredContrast, cuts
 from freenergy.training.convex import Features, choose_l2, cross_fitted
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
@@ -54,7 +57,8 @@ def train_energy(
     energy = Product(parts) if isinstance(settings, ProductEnergy) else parts[0]
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
         path.unlink()
-    return energy, {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
+    told = {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
+    return energy, told | ({"certified_gain_by_length": fitting.by_length(energy)} if training.lengths > 1 else {})
 
 
 @final
@@ -65,9 +69,10 @@ class _Fitting:
         self, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
     ) -> None:
         self.training, self.material, self.folder, self.rng, self.progress = training, material, folder, rng, progress
-        self.caches = {"validation": FeatureCache(material.features, material.validation, is_own=False)}
+        self.cuts = cuts(material.validation.store.identity.space.length, training.lengths)
+        self.caches = {"validation": self._caches(material.validation, is_own=False)}
         if isinstance(material.train, StoredContrast):
-            self.caches["train"] = FeatureCache(material.features, material.train, is_own=True)
+            self.caches["train"] = self._caches(material.train, is_own=True)
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
         self.linear: set[int] = set()
@@ -92,10 +97,9 @@ class _Fitting:
             return
         if "train" not in self.caches:
             raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
-        cache = self.caches["train"]
-        learned = [_split(cache.all_features(energy, "train", self.progress)) for energy in parts.values()]
-        cache = self.caches["validation"]
-        held_out = [_split(cache.all_features(energy, "validation", self.progress)) for energy in parts.values()]
+        learned = [_split(self._features(energy, "train", self.caches["train"])) for energy in parts.values()]
+        whole_ones = self.caches["validation"][-1:]
+        held_out = [_split(self._features(energy, "validation", whole_ones)) for energy in parts.values()]
         self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
         offset = self._offset()
         offsets = (offset.train, offset.validation) if offset else (None, None)
@@ -103,7 +107,8 @@ class _Fitting:
         chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
         if len(self.waiting) > len(parts):  # networks follow
             self.progress.say("fitting them again without each quarter of the windows, to see what they leave")
-            E = cross_fitted(list(parts.values()), learned, self.training.objective, chosen.l2, offsets[0])
+            rest = (self.training.objective, chosen.l2, offsets[0])
+            E = cross_fitted(list(parts.values()), learned, *rest, cuts=len(self.cuts))
             with whole(self.folder / _LEFT) as aside:
                 save_file({"energy": E}, aside)
         for i, energy in parts.items():
@@ -150,23 +155,43 @@ class _Fitting:
         """How the training of each part went."""
         return [read_json(self.folder / f"part-{i}.json") for i in range(count)]
 
-    def measure(self, energy: nn.Module) -> dict[str, float]:
-        """Certified gain and accuracies on the validation windows."""
-        E = self.caches["validation"].all_energies(energy, self.training.rows)
+    def measure(self, energy: nn.Module, which: int = -1) -> dict[str, float]:
+        """Certified gain and accuracies on the validation windows, whole or at another cut."""
+        E = self.caches["validation"][which].all_energies(energy, self.training.rows)
         found = validation_of(E, self.training.objective)
         return {"certified_gain": -found.value, "candidates": float(E.shape[1]), **found.metrics}
+
+    def by_length(self, energy: nn.Module) -> dict[str, float]:
+        """Certified gain on validation windows at each of the lengths that the energy was fitted at."""
+        return {str(t): self.measure(energy, which)["certified_gain"] for which, t in enumerate(self.cuts)}
+
+    def _caches(self, contrast: StoredContrast, *, is_own: bool) -> list[FeatureCache]:
+        """One for each cut; the last is whole, and so that of an energy which is fitted there alone."""
+        folder, lengths = self.material.features, (*self.cuts[:-1], None)
+        return [FeatureCache(folder, contrast, is_own=is_own, length=length) for length in lengths]
+
+    def _features(
+        self, energy: FeatureEnergy, label: str, caches: list[FeatureCache]
+    ) -> Float[Tensor, "rows candidates F"]:
+        """Features of all windows, cut after cut."""
+        parts = []
+        for cache in caches:
+            at = label if cache.length is None else f"{label} at {cache.length} tokens"
+            parts.append(cache.all_features(energy, at, self.progress))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _offset(self) -> Offset | None:
         """The energies of the parts that are done, on all stored windows."""
         if not self.done:
             return None
         total, rows = Product([self.done[i] for i in sorted(self.done)]), self.training.rows
-        held_out = self.caches["validation"].all_energies(total, rows)
+        held_out = self.caches["validation"][-1].all_energies(total, rows)
         if "train" not in self.caches:
             return Offset(total, None, held_out)
         left = self.folder / _LEFT
         fitted = self.linear & set(self.done) if left.is_file() else set()
-        parts = [self.caches["train"].all_energies(self.done[i], rows) for i in sorted(set(self.done) - fitted)]
+        others = [self.done[i] for i in sorted(set(self.done) - fitted)]
+        parts = [torch.cat([cache.all_energies(part, rows) for cache in self.caches["train"]]) for part in others]
         parts += [load_file(left)["energy"]] if fitted else []
         return Offset(total, torch.stack(parts).sum(0), held_out)
 

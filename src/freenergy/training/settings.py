@@ -101,13 +101,16 @@ class EnergyTraining:
     """How an energy is trained.
 
     Energies that are linear in frozen features are fitted by L-BFGS, with the weight decay of ``l2`` that gains most on
-    validation windows; networks take ``optimisation``.
+    validation windows; networks take ``optimisation``. With ``lengths`` above 1 an energy learns to judge unfinished
+    continuations too, so that it can steer while they are written: it is fitted at so many lengths, evenly spaced, the
+    whole one among them.
     """
 
     objective: BinaryNCE | RankingNCE | ConditionalNCE = field(default_factory=RankingNCE)
     negatives: int = 4  # of each prefix, in one step of a network
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)  # tried for linear energies
     energy_l2: float = 0.0  # λ of λ·E², for networks
+    lengths: int = 1  # of the continuation that an energy is fitted at
     rows: int = 128  # continuations that a network reads at once in validation
     optimisation: Optimisation = field(
         default_factory=lambda: Optimisation(learning_rate=1e-4, validate_every=100, patience=5)
@@ -115,7 +118,7 @@ class EnergyTraining:
     masked: Optimisation = field(default_factory=Optimisation)  # for a trunk that first learns to fill masks
 
     def __post_init__(self) -> None:
-        for name in ("negatives", "rows"):
+        for name in ("negatives", "lengths", "rows"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         if not self.l2 or min(self.l2) < 0:

@@ -1,0 +1,12 @@
+"""What a person types."""
+
+from freenergy.cli.about import doctor, recipes, resources
+from freenergy.cli.root import app, main
+from freenergy.cli.runs import cite, evaluate, report, run
+from freenergy.cli.writing import distil, next_token, sample, score
+
+__all__ = ["app", "main"]
+
+for _command in (run, sample, score, evaluate, report, distil, cite, recipes, resources, doctor):
+    app.command()(_command)
+app.command("next")(next_token)

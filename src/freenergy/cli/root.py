@@ -1,0 +1,46 @@
+"""The command line. Results go to stdout, progress and words to stderr; bad input is one sentence and status 2.
+
+Heavy modules are imported inside the commands, so that ``--help`` is quick.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freenergy.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Energy-based models of text: train, measure, write.",
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def main() -> None:
+    """Entry point: one sentence for bad input, never a traceback for it."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries would cross ours
+    try:
+        app()
+    except UserError as error:
+        if "--json" in sys.argv:
+            print_json({"error": str(error)})
+        print(f"freenergy: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,114 @@
+"""Commands that make and measure runs: run, evaluate, report, cite."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from freenergy.cli.root import AsJson, RunFolder, print_json
+
+if TYPE_CHECKING:
+    from freenergy.console import Bars
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, FILE.py:FUNCTION, or a name from `freenergy recipes`.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Stop after this stage, such as base or energy.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do every stage of a recipe; what is done already is not done again."""
+    from freenergy.config import load_recipe
+    from freenergy.console import Bars, show_stage
+    from freenergy.pipeline import run as run_recipe
+
+    loaded = load_recipe(recipe, changes or [])
+    folder = out or Path("runs") / loaded.name
+    results: dict[str, Any] = {}
+    with Bars() as bars:
+        for result in run_recipe(loaded, folder, stage=stage, progress=bars):
+            results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
+            if not as_json:
+                show_stage(result)
+        page = _page(folder, bars) if stage is None else None
+    if as_json:
+        print_json({"run": str(folder), "stages": results, "report": None if page is None else str(page)})
+        return
+    if page is not None:
+        typer.echo(f"What it has shown, with figures: open {page} in a browser.")
+    typer.echo(f"The run is in {folder}. Write with it: freenergy sample {folder} --prefix 'Once upon a time'")
+
+
+def _page(folder: Path, bars: "Bars") -> Path | None:
+    """The report of a finished run, where what draws it is installed."""
+    from freenergy.pipeline import Run
+    from freenergy.report import can_draw, write_report
+
+    if can_draw():
+        return write_report(Run.open(folder), bars)
+    bars.say(f"for a page with figures: pip install 'freenergy[report]', then freenergy report {folder}")
+    return None
+
+
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with an energy.")],
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Measure on this text (.txt, .jsonl, .parquet); may be given again.")
+    ] = None,
+    windows: Annotated[int | None, typer.Option(help="Measure on this many windows.")] = None,
+    candidates: Annotated[
+        int | None, typer.Option(help="Candidates a window, the true text among them: one more than the draws.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Measure on the run's test or validation text.")] = None,
+    baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines on this text too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure base, joint model and baselines, with bounds; without options, show what the run has measured."""
+    from freenergy.console import Bars, show_evaluation
+    from freenergy.pipeline.evaluating import Question
+    from freenergy.pipeline.evaluating import evaluate as measure
+
+    question = Question(
+        texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
+    )
+    with Bars() as bars:
+        summary = measure(run_folder, question, bars)
+    if as_json:
+        print_json(summary)
+    else:
+        show_evaluation(summary)
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write one page with the tables, figures and examples of a run."""
+    from freenergy.console import Bars
+    from freenergy.pipeline import Run
+    from freenergy.report import write_report
+
+    with Bars() as bars:
+        path = write_report(Run.open(run_folder), bars)
+    if as_json:
+        print_json({"report": str(path)})
+    else:
+        typer.echo(f"The report is in {path}: open it in a browser.")
+
+
+def cite(
+    run_folder: RunFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Print the references of the methods that a run has used, as BibTeX."""
+    from freenergy.pipeline import Run
+    from freenergy.report import cite as references
+
+    found = references(Run.open(run_folder))
+    if as_json:
+        print_json({"bibtex": found})
+    else:
+        typer.echo(found)

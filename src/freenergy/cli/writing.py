@@ -1,0 +1,266 @@
+"""Commands that use a joint model: sample, next, score, distil."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from freenergy.cli.root import AsJson, RunFolder, print_json
+from freenergy.errors import UserError
+
+if TYPE_CHECKING:
+    from freenergy.joint import JointModel
+    from freenergy.pipeline.writing import Failed, Task
+    from freenergy.samplers.sampled import Sampler
+    from freenergy.samplers.texts import Texts
+
+Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
+Prefix = Annotated[str, typer.Option(help="Text to go on from; empty begins a new document.")]
+
+
+class Method(StrEnum):
+    """The ways to write."""
+
+    resampling = "resampling"
+    rejection = "rejection"
+    quasi_rejection = "quasi-rejection"
+    metropolis = "metropolis"
+    sequential = "sequential"
+    autoregressive = "autoregressive"
+    base = "base"
+
+
+def sample(
+    run_folder: RunFolder,
+    prefix: Prefix = "",
+    prefixes: Annotated[
+        Path | None, typer.Option(help="Many prefixes: a text file with one a line, or .jsonl with a prefix a row.")
+    ] = None,
+    num: Annotated[int, typer.Option(help="How many texts.")] = 3,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a continuation, or of a chunk; as trained unless given.")
+    ] = None,
+    candidates: Annotated[int, typer.Option(help="Candidates that the results are chosen among.")] = 256,
+    effective: Annotated[float | None, typer.Option(help="Stop drawing when so many candidates are effective.")] = None,
+    distinct: Annotated[bool, typer.Option("--distinct", help="No text twice: choose without replacement.")] = False,
+    target: Annotated[
+        Literal["restricted", "joint"],
+        typer.Option(help="The joint model restricted to the truncated base, or the joint model itself."),
+    ] = "restricted",
+    method: Annotated[Method, typer.Option(help="How to sample; see docs/writing.md.")] = Method.resampling,
+    bound: Annotated[float | None, typer.Option(help="For rejection: no log-weight is above it.")] = None,
+    within: Annotated[
+        float, typer.Option(help="For quasi-rejection without a bound: the total variation that it keeps to.")
+    ] = 0.05,
+    completions: Annotated[
+        int, typer.Option(help="For autoregressive: roll-outs of each of the k tokens at every place; dear.")
+    ] = 16,
+    chunks: Annotated[int, typer.Option(help="Write so many chunks, each given what stands before it.")] = 1,
+    look_ahead: Annotated[
+        int, typer.Option(help="Judge each candidate also by so many roll-outs of the next chunk.")
+    ] = 0,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = 1.0,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line a prefix there; killed, it goes on.")] = None,
+    keep: Annotated[bool, typer.Option("--keep-candidates", help="Put every candidate into the JSON.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text with the run's joint model, or with its base where there is no energy."""
+    from freenergy.pipeline.writing import Task, open_writer
+    from freenergy.protocols import Truncation
+    from freenergy.samplers.writing import Writing
+
+    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    joint = open_writer(run_folder)
+    how: dict[str, Any] = {"num": num, "truncation": truncation, "target": target}
+    if method is Method.resampling:
+        how |= {"candidates": candidates, "effective": effective, "replacement": not distinct}
+    sampler = _sampler(joint, method, how, candidates, completions, bound, within)
+    writing = Writing(sampler=sampler, chunks=chunks, look_ahead=look_ahead, room=joint.room)
+    task = Task.of(joint, run_folder, prefix if prefixes is None else prefixes, length, seed, writing)
+    failed = _to_file(task, out, keep, as_json) if out is not None else _to_stdout(task, keep, as_json)
+    if failed:
+        raise typer.Exit(2)
+
+
+def _sampler(
+    joint: "JointModel",
+    method: Method,
+    how: dict[str, Any],
+    candidates: int,
+    completions: int,
+    bound: float | None,
+    within: float,
+) -> "Sampler":
+    """The sampler that was asked for."""
+    from freenergy import samplers
+    from freenergy.pipeline.writing import has_energy
+
+    if method is Method.base or not has_energy(joint):
+        return samplers.Plain(num=how["num"], truncation=how["truncation"])
+    match method:
+        case Method.rejection:
+            if bound is None:
+                raise UserError("rejection needs --bound, which no log-weight exceeds: give it, or use quasi-rejection")
+            return samplers.Rejection(log_bound=bound, **how)
+        case Method.quasi_rejection:
+            return samplers.QuasiRejection(log_bound=bound, distance=within if bound is None else None, **how)
+        case Method.metropolis:
+            return samplers.Metropolis(steps=candidates, log_bound=bound, **how)
+        case Method.sequential:
+            return samplers.Sequential(particles=candidates, **how)
+        case Method.autoregressive:
+            k = how["truncation"].top_k or 10
+            return samplers.Autoregressive(num=how["num"], top_k=k, completions=completions, target=how["target"])
+    return samplers.Resampling(**how)
+
+
+def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
+    """One line a prefix; how many failed."""
+    from freenergy.console import Bars
+    from freenergy.storage import growing
+
+    key = task.key() | {"keep": keep}
+    with Bars() as bars, growing(out, key) as lines, bars.track("prefixes", task.count, "prefixes") as advance:
+        advance(lines.done)
+        for written in task.results(bars, skip=lines.done):
+            lines.add(_row(written, keep))
+            advance(1)
+    with out.open(encoding="utf-8") as file:
+        failed = sum("error" in json.loads(line) for line in file)
+    if as_json:
+        print_json({"out": str(out), "prefixes": task.count, "failed": failed})
+    else:
+        typer.echo(f"{task.count} prefixes are continued in {out}" + (f"; {failed} could not be" if failed else ""))
+    return failed
+
+
+def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
+    """Texts for a person, or one JSON object that is printed piece by piece."""
+    from freenergy.console import Bars
+    from freenergy.console.writing import Live, show_texts
+    from freenergy.pipeline.writing import Failed
+
+    failed, live = 0, Live()
+    head = json.dumps({"seed": task.seed, "length": task.space.length})
+    with Bars() as bars:
+        for i, written in enumerate(task.results(bars, on_chunk=None if as_json else live.chunk)):
+            row = _row(written, keep)
+            failed += "error" in row
+            if as_json:
+                opening = head[:-1] + ', "results": [' if not i else ", "
+                typer.echo(opening + json.dumps(row, ensure_ascii=False, allow_nan=False), nl=False)
+            elif not isinstance(written, Failed):
+                show_texts(written, is_shown=live.is_shown)
+            if isinstance(written, Failed):
+                bars.say(f"{written.prefix[:40]!r}: {written.error}")
+    if as_json:
+        typer.echo("]}")
+    return failed
+
+
+def _row(written: "Texts | Failed", keep: bool) -> dict[str, Any]:
+    from freenergy.pipeline.writing import Failed
+
+    if isinstance(written, Failed):
+        return {"prefix": written.prefix, "error": written.error}
+    return written.to_json(candidates=keep)
+
+
+def next_token(
+    run_folder: RunFolder,
+    prefix: Prefix = "",
+    written: Annotated[str, typer.Option(help="What has been written of the continuation already.")] = "",
+    top_k: Annotated[int, typer.Option(help="The k likeliest tokens of the base.")] = 5,
+    completions: Annotated[int, typer.Option(help="Completions that are rolled out for each of them.")] = 128,
+    length: Annotated[int | None, typer.Option(help="Tokens of the continuation; as trained unless given.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What comes next under the base and under the joint model, side by side, with standard errors."""
+    from freenergy.console import Bars
+    from freenergy.console.writing import show_next
+    from freenergy.pipeline import load
+
+    joint = load(run_folder)
+    with Bars() as bars:
+        found = joint.next(
+            prefix, written=written, top_k=top_k, completions=completions, length=length, seed=seed, progress=bars
+        )
+    if as_json:
+        print_json({"seed": seed, **found.to_json()})
+    else:
+        show_next(found)
+
+
+def score(
+    run_folder: RunFolder,
+    file: Annotated[Path, typer.Argument(help="JSON lines, each with a prefix and candidates; see docs/ranking.md.")],
+    tune: Annotated[Path | None, typer.Option(help="Find the weights on these lists, which have references.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the ranked lists there; killed, it goes on.")] = None,
+    ends: Annotated[bool, typer.Option("--ends", help="Each candidate is a whole text: EOS follows it.")] = False,
+    weights: Annotated[
+        list[str] | None, typer.Option("--weight", help="A weight, as in --weight acoustic=0.7; may be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the restarts and the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Rank lists of candidates with the joint model: exact, since Z is the same for all of a list."""
+    from freenergy.console import Bars, show_table
+    from freenergy.console.writing import show_lists
+    from freenergy.pipeline import load
+    from freenergy.ranking import rank_file, tables
+
+    given = dict(_weight(text) for text in weights or ())
+    with Bars() as bars:
+        found = rank_file(
+            load(run_folder), file, out=out, tune=tune, ends=ends, weights=given or None, seed=seed, progress=bars
+        )
+    if as_json:
+        print_json(found)
+        return
+    show_lists(found)
+    for table in tables(found):
+        show_table(*table)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise UserError(f"--weight {text} is no NAME=NUMBER: write it as in --weight energy=0.5") from None
+
+
+def distil(
+    run_folder: RunFolder,
+    out: Annotated[Path, typer.Option(help="Folder of the distilled model, a Hugging Face checkpoint.")],
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = 200,
+    contexts: Annotated[int, typer.Option(help="Prefixes in a step.")] = 8,
+    draws: Annotated[int, typer.Option(help="Continuations drawn for each of them.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-4,
+    validate_every: Annotated[int, typer.Option(help="Steps between two looks at held-out text.")] = 25,
+    as_json: AsJson = False,
+) -> None:
+    """Tune a copy of the base until plain sampling comes near to the joint model."""
+    from dataclasses import replace
+
+    from freenergy.console import Bars
+    from freenergy.console.writing import show_distilled
+    from freenergy.pipeline.distilling import distil as work
+    from freenergy.training.distil import Distilling
+
+    default = Distilling().optimisation
+    optimisation = replace(
+        default, steps=steps, batch_size=contexts, learning_rate=learning_rate, validate_every=validate_every
+    )
+    with Bars() as bars:
+        found = work(run_folder, Distilling(draws=draws, optimisation=optimisation), out, bars)
+    if as_json:
+        print_json(found)
+    else:
+        show_distilled(found, out)

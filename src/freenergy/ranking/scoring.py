@@ -1,0 +1,81 @@
+"""A file of lists through a joint model, line by line, kept on disk as it goes.
+
+    FILE.jsonl  →  FOLDER/<fingerprint>.jsonl: a line a list, with the ranking of its candidates
+
+Lists are scored one at a time, so a list's numbers do not depend on its neighbours and nothing is held but the list at
+hand. A killed scoring goes on after its last whole line and ends with the same bits. The fingerprint names the file and
+settings and, by its scores of the first list, the model: what another one has scored is not taken for ours.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from freenergy.errors import UserError
+from freenergy.joint import JointModel
+from freenergy.progress import Progress
+from freenergy.ranking.nbest import NBest, read_lists
+from freenergy.scores import Ranked, Ranking
+from freenergy.storage import file_hash, fingerprint, growing
+
+Scored = Iterator[tuple[NBest, Ranking]]
+
+_INFINITE = {"log_base": -math.inf, "energy": math.inf, "log_score": -math.inf}  # what is null in the file
+
+
+def score_file(joint: JointModel, path: Path, folder: Path, *, ends: bool, progress: Progress) -> Scored:
+    """Every list of a file with the ranking of its candidates; what was scored before is read."""
+    total = sum(1 for _ in read_lists(path))
+    first = _scored(joint, next(read_lists(path)), path, ends)
+    asked = {"version": version("freenergy"), "file": file_hash(path), "ends": ends, "first": first}
+    kept = folder / f"{fingerprint(asked)}.jsonl"
+    if not kept.is_file():
+        with progress.track(f"scores of {path.name}", total, "lists") as advance, growing(kept, asked) as lines:
+            advance(lines.done)
+            for one in islice(read_lists(path), lines.done, None):
+                lines.add(_scored(joint, one, path, ends))
+                advance(1)
+    return _read(path, kept)
+
+
+@contextmanager
+def alone_with(out: Path) -> Iterator[None]:
+    """Two processes that write the same file would mix their lines."""
+    lock = FileLock(out.with_name(f".{out.name}.lock"), timeout=0)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process is writing {out}: wait for it, or choose another file") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {out.parent} ({error.strerror}): choose another file") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _scored(joint: JointModel, one: NBest, path: Path, ends: bool) -> list[dict[str, Any]]:
+    try:
+        ranking = joint.score(one.prefix, one.candidates, ends=ends)
+    except UserError as error:
+        raise UserError(f"{path}, line {one.line}: {error}") from error
+    return [candidate.to_json() for candidate in ranking.candidates]
+
+
+def _read(path: Path, kept: Path) -> Scored:
+    with kept.open(encoding="utf-8") as file:
+        for one, line in zip(read_lists(path), file, strict=True):
+            yield one, Ranking(one.prefix, tuple(Ranked(**_INFINITE | _known(row)) for row in json.loads(line)))
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None or name not in _INFINITE}

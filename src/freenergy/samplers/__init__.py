@@ -1,0 +1,29 @@
+"""x ~ P: writing with a joint model."""
+
+from freenergy.samplers.autoregressive import Autoregressive
+from freenergy.samplers.candidates import Candidates, Target, propose, weigh
+from freenergy.samplers.divergence import Divergence, divergence_curve
+from freenergy.samplers.metropolis import Metropolis
+from freenergy.samplers.plain import Plain
+from freenergy.samplers.rejection import QuasiRejection, Rejection
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import Sampled, Sampler
+from freenergy.samplers.sequential import Sequential
+
+__all__ = [
+    "Autoregressive",
+    "Candidates",
+    "Divergence",
+    "Metropolis",
+    "Plain",
+    "QuasiRejection",
+    "Rejection",
+    "Resampling",
+    "Sampled",
+    "Sampler",
+    "Sequential",
+    "Target",
+    "divergence_curve",
+    "propose",
+    "weigh",
+]

@@ -1,0 +1,218 @@
+"""Top-k autoregressive sampling: token by token, each step's probabilities from roll-outs (section A.1 of Deng et al.).
+
+    x_t = v with probability â_v / Σ_u â_u,      â_v = q(v | c, x_<t) · Ẑ(c, x_<t v),      v, u in the top k of P_LM
+    Ẑ(c, x_<t v) = (1/m) Σ_j w(x_<t v y_j),      y_j ~ q(· | c, x_<t v)
+
+q is P_LM restricted to its top k tokens at every step, in the roll-outs too. (Were the roll-outs left whole, as section
+A.1 may be read, the law would be that of no joint model: each step would count futures that no later step can write.)
+So as m grows, or at once where one token is left, the steps are those of a joint model, and the text follows it:
+
+    target "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the joint model
+    target "joint":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
+
+At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With y_j = q(v) w_j / Σ_u a_u, whose
+mean is P(v), Jensen's inequality over all completions but one bounds it from below, and so the distance from above:
+
+    E[P̂(v)] ≥ E[y / (1 + (y − P(v))/m)],      TV(step) ≤ Σ_v (P(v) − E[y / (1 + (y − P(v))/m)])⁺ = O(1/m)
+    TV(text) ≤ Σ_t E[TV(step t)],   over the texts that are written
+
+The bound is estimated from the same completions, so it is as good as they are.
+
+It is dear: about k · m · L²/2 tokens of the base a text, where resampling with n candidates takes n · L. It shows how
+each token came about; to write, resample.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.partition.exact import after
+from freenergy.partition.next_token import first_given
+from freenergy.progress import Advance, Progress
+from freenergy.protocols import Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Target, weigh
+from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+_LARGE_SHARE = 0.5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoregressive:
+    """``num`` texts, each token chosen among ``top_k`` by ``completions`` roll-outs of each."""
+
+    top_k: int = 10
+    completions: int = 16
+    num: int = 1
+    target: Target = "restricted"
+    at_once: int = 128  # completions in one call of the models
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("top_k", "completions", "num", "at_once"))
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Write token by token."""
+        check_one(context)
+        cost = self.cost(space)
+        progress.say(
+            f"token by token takes up to {cost:,} tokens of the base, as many as resampling among "
+            f"{max(1, cost // (self.num * space.length)):,} candidates"
+        )
+        with progress.track("writing", self.num * space.length, "tokens") as advance:
+            texts = [self._text(base, energy, context, space, rng.child("text", r), advance) for r in range(self.num)]
+        return Sampled(
+            x=Continuations.from_lists(context.lists(), [[text.tokens for text in texts]]),
+            log_base=torch.tensor([[text.log_base for text in texts]], dtype=torch.float64),
+            energy=torch.tensor([[text.energy for text in texts]], dtype=torch.float64),
+            method="autoregressive",
+            target=self.target,
+            distance=min(1.0, sum(text.distance for text in texts) / self.num),
+            is_estimated=True,
+            base_tokens=sum(text.base_tokens for text in texts),
+            notes=_notes(texts),
+        )
+
+    def cost(self, space: SequenceSpace) -> int:
+        """Tokens that the base draws, at most."""
+        L = space.length
+        return self.num * min(self.top_k, space.vocab_size) * self.completions * L * (L - 1) // 2
+
+    def _text(
+        self, base: LanguageModel, energy: Energy, context: Sequences, space: SequenceSpace, rng: Rng, advance: Advance
+    ) -> "_Text":
+        steps: list[_Step] = []
+        for t in range(space.length):
+            left, head = replace(space, length=space.length - t), [step.token for step in steps]
+            steps.append(self._step(base, energy, context, head, left, rng.child("step", t)))
+            advance(1)
+            if steps[-1].token == space.eos:
+                break
+        return _Text(
+            tokens=[step.token for step in steps],
+            log_base=sum(step.log_base for step in steps),
+            energy=steps[-1].energy,
+            distance=sum(step.distance for step in steps),
+            base_tokens=sum(step.base_tokens for step in steps),
+            uneven=sum(step.is_uneven for step in steps),
+        )
+
+    def _step(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        head: Sequence[int],
+        left: SequenceSpace,
+        rng: Rng,
+    ) -> "_Step":
+        """Choose one token."""
+        read = after(context, torch.tensor([list(head)], dtype=torch.long), base.eos)
+        log_p = base.next_log_probs(read)[0].double().cpu()
+        log_q = Truncation(top_k=self.top_k)(log_p)
+        top = (log_q > -torch.inf).nonzero().flatten()
+        m = self.completions if left.length > 1 else 1  # the last token needs no ending
+        first = top.repeat_interleave(m)
+        log_w, E, tokens = self._rolled_out(base, energy, context, head, first, left, rng.child("draw"))
+        log_a = log_q[top].unsqueeze(1) + log_w.view(len(top), m)
+        if (log_a == -torch.inf).all():
+            raise UserError(
+                f"no candidate is acceptable: all {len(first)} completions of token {len(head)} have a weight of zero "
+                "(an energy of +inf); take more completions, or look at the energy"
+            )
+        chosen = int(rng.child("choose").categorical(log_a.logsumexp(1)))
+        return _Step(
+            token=int(top[chosen]),
+            log_base=float(log_p[top[chosen]]),
+            energy=float(E[chosen * m]),  # of the whole text, where the token ends it
+            distance=0.0 if left.length == 1 else step_distance(log_a),
+            base_tokens=tokens,
+            is_uneven=m > 1 and float(log_a.flatten().softmax(0).max()) > _LARGE_SHARE,
+        )
+
+    def _rolled_out(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        head: Sequence[int],
+        first: Int[Tensor, " N"],
+        left: SequenceSpace,
+        rng: Rng,
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], int]:
+        """log w and E of a completion of each first token, and how many tokens were drawn."""
+        truncation, log_w, E, tokens = Truncation(top_k=self.top_k), [], [], 0
+        for n in range(0, len(first), self.at_once):
+            some, stream = first[n : n + self.at_once], rng.shift(candidates=n)
+            draws = first_given(base, context, head, some, left, stream, truncation)
+            found = weigh(energy, draws, truncation=truncation, target=self.target, at_once=self.at_once)
+            log_w.append(found.log_weight[0])
+            E.append(found.energy[0])
+            tokens += int(draws.x.lengths.sum()) - len(some) * (len(head) + 1)
+        return torch.cat(log_w), torch.cat(E), tokens
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    token: int
+    log_base: float
+    energy: float
+    distance: float
+    base_tokens: int
+    is_uneven: bool  # one completion carries most of the weight
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    tokens: list[int]
+    log_base: float
+    energy: float
+    distance: float
+    base_tokens: int
+    uneven: int
+
+
+def step_distance(log_a: Float[Tensor, "k m"]) -> float:
+    """The bound on a step's total variation above, with log(q(v) w_j) of m completions standing for their law.
+
+    One completion of each token tells nothing of how completions differ: the distance is then at most 1.
+
+    >>> step_distance(torch.zeros(3, 2)), step_distance(torch.zeros(3, 1))
+    (0.0, 1.0)
+    """
+    k, m = log_a.shape
+    if k == 1:
+        return 0.0  # there is no choice
+    if m == 1:
+        return 1.0
+    y = (log_a - log_a.flatten().logsumexp(0) + math.log(m)).exp()
+    P = y.mean(1, keepdim=True)
+    below = (y / (1 + (y - P) / m)).mean(1, keepdim=True)
+    return float((P - below).clamp(min=0).sum())
+
+
+def _notes(texts: Sequence[_Text]) -> tuple[str, ...]:
+    uneven, steps = sum(text.uneven for text in texts), sum(len(text.tokens) for text in texts)
+    if not uneven:
+        return ()
+    return (
+        f"the text follows its target only roughly: at {uneven} of {steps} tokens one completion carries most of the "
+        "weight; take more completions",
+    )

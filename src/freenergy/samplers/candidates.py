@@ -1,0 +1,185 @@
+"""Candidates from a proposal, weighed for a target.
+
+    x_i ~ q(· | c),      q = P_LM, or P_LM tempered and truncated at each step
+    target "joint":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,    log w = log P_LM − log q − E
+    target "restricted":  P(x) ∝ q(x) · e^{−E(x)} (Algorithm 1 of Deng et al. 2020),    log w = −E
+
+Without truncation and at temperature 1 the two are the same. Under truncation they are far apart: the joint model's own
+texts are rare among draws of a top-k proposal, and the weights that correct for that are uneven. A top-k or nucleus
+proposal cannot draw every string; ``covered`` estimates P_LM(strings that it can draw) = E_q[P_LM/q], so that it can be
+told what the target leaves out.
+
+A string that was drawn twice is read by the energy once, and its weights may be added: choosing among merged strings is
+the same law as choosing among draws.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from freenergy.energies.checked import energies_in_parts
+from freenergy.errors import UserError
+from freenergy.partition import LogPartition, log_partition
+from freenergy.progress import Advance
+from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+Target = Literal["joint", "restricted"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """N draws of each of B contexts with what is known of them, float64 on the CPU."""
+
+    x: Continuations
+    log_base: Float[Tensor, "batch num"]
+    log_proposal: Float[Tensor, "batch num"]
+    energy: Float[Tensor, "batch num"]
+    log_ahead: Float[Tensor, "batch num"] | None = None  # log Ẑ of what may follow, where the choice looks ahead
+    target: Target = "restricted"
+    truncation: Truncation = ANCESTRAL
+
+    @staticmethod
+    def cat(parts: "Sequence[Candidates]", dim: int) -> "Candidates":
+        """Candidates of other contexts (dim 0), or more of the same contexts (dim 1)."""
+        return replace(
+            parts[0],
+            x=Continuations.cat([part.x for part in parts], dim),
+            log_base=torch.cat([part.log_base for part in parts], dim),
+            log_proposal=torch.cat([part.log_proposal for part in parts], dim),
+            energy=torch.cat([part.energy for part in parts], dim),
+        )
+
+    def take(self, columns: Int[Tensor, " some"]) -> "Candidates":
+        """Some candidates of every context, in this order."""
+        return replace(
+            self,
+            x=self.x.candidates(columns),
+            log_base=self.log_base[:, columns],
+            log_proposal=self.log_proposal[:, columns],
+            energy=self.energy[:, columns],
+        )
+
+    @property
+    def log_weight(self) -> Float[Tensor, "batch num"]:
+        """log w: target over proposal, up to a constant."""
+        own = log_weight(self.log_base, self.log_proposal, self.energy, self.target)
+        return own if self.log_ahead is None else own + self.log_ahead
+
+    @property
+    def share(self) -> Float[Tensor, "batch num"]:
+        """The chance of each candidate to be chosen."""
+        return self.log_weight.softmax(1)
+
+    def first(self) -> Bool[Tensor, "batch num"]:
+        """True where a string stands for the first time."""
+        return torch.stack([_first(which) for which in self._which()])
+
+    def merged(self) -> Float[Tensor, "batch num"]:
+        """log w with the weights of equal strings added: at the first of them; −inf at the others."""
+        rows = []
+        for log_w, which in zip(self.log_weight, self._which(), strict=True):
+            # string by string from its own largest, so that none is lost below e^745 of another
+            nothing = torch.full_like(log_w, torch.finfo(log_w.dtype).min)
+            largest = nothing.scatter_reduce(0, which, log_w, "amax")
+            total = torch.zeros_like(log_w).index_add(0, which, (log_w - largest[which]).exp())
+            rows.append(torch.where(_first(which), (total.log() + largest)[which], -torch.inf))
+        return torch.stack(rows)
+
+    def diagnostics(self) -> LogPartition:
+        """log Z of the target relative to the proposal, with effective sample size, k̂ and verdicts."""
+        return log_partition(self.log_weight)
+
+    def covered(self) -> Float[Tensor, " batch"]:
+        """Share of the base's probability on strings that the proposal can draw; 1 where nothing is cut."""
+        if self.truncation.top_k is None and self.truncation.top_p in (None, 1.0):
+            return torch.ones(len(self.energy), dtype=torch.float64)
+        return (self.log_base - self.log_proposal).exp().mean(1).clamp(max=1.0)
+
+    def check_any_acceptable(self) -> None:
+        """Refuse where no candidate has any weight."""
+        empty = (self.log_weight == -torch.inf).all(1)
+        if empty.any():
+            raise UserError(
+                f"no candidate is acceptable: all {self.energy.shape[1]} of context {int(empty.nonzero()[0])} have a "
+                "weight of zero (an energy of +inf); draw more candidates, or look at the energy"
+            )
+
+    def _which(self) -> list[Int[Tensor, " num"]]:
+        """For each context which of its different strings every candidate is."""
+        tokens = self.x.tokens.cpu().masked_fill(~self.x.mask.cpu(), -1)
+        return [torch.unique(row, dim=0, return_inverse=True)[1] for row in tokens]
+
+
+def log_weight(
+    log_base: Float[Tensor, "B N"], log_proposal: Float[Tensor, "B N"], energy: Float[Tensor, "B N"], target: Target
+) -> Float[Tensor, "B N"]:
+    """log w of draws for a target; see above."""
+    return -energy if target == "restricted" else log_base - log_proposal - energy
+
+
+def propose(
+    base: LanguageModel,
+    energy: Energy,
+    contexts: Sequences,
+    num: int,
+    space: SequenceSpace,
+    rng: Rng,
+    *,
+    truncation: Truncation = ANCESTRAL,
+    target: Target = "restricted",
+    at_once: int = 128,
+    advance: Advance | None = None,
+) -> Candidates:
+    """Draw ``num`` candidates of each context and weigh them, at most ``at_once`` in one call of the models.
+
+    Candidates own their randomness, so ``at_once`` changes a text only where rounding decides.
+    """
+    if num < 1 or at_once < 1:
+        raise UserError(f"{num} candidates, {at_once} at once, were asked for: ask for at least one")
+    rows = []
+    for b in range(len(contexts)):
+        context, stream, parts = contexts[b : b + 1].trimmed(), rng.shift(contexts=b), []
+        for n in range(0, num, at_once):
+            count = min(at_once, num - n)
+            parts.append(base.sample(context, count, space, stream.shift(candidates=n), truncation))
+            if advance is not None:
+                advance(count)
+        draws = Draws.cat(parts, dim=1)
+        rows.append(weigh(energy, draws, truncation=truncation, target=target, at_once=at_once))
+    return Candidates.cat(rows, dim=0)
+
+
+def weigh(
+    energy: Energy,
+    draws: Draws,
+    *,
+    truncation: Truncation = ANCESTRAL,
+    target: Target = "restricted",
+    at_once: int = 128,
+) -> Candidates:
+    """Candidates from draws; equal strings of a context are read by the energy once."""
+    log_base, log_proposal = draws.log_base.double().cpu(), draws.log_proposal.double().cpu()
+    E = torch.zeros_like(log_base)
+    found = Candidates(
+        x=draws.x, log_base=log_base, log_proposal=log_proposal, energy=E, target=target, truncation=truncation
+    )
+    for b, which in enumerate(found._which()):
+        places = _first(which).nonzero().flatten()
+        read = energies_in_parts(energy, draws.x[b : b + 1].candidates(places), rows=at_once, may_forbid=True)[0]
+        by_string = torch.zeros_like(read).scatter(0, which[places], read)
+        E[b] = by_string[which]
+    return found
+
+
+def _first(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:
+    """True at the first place of every number 0, 1, …"""
+    num = len(which)
+    places = torch.full((num,), num).scatter_reduce(0, which, torch.arange(num), "amin")
+    return torch.zeros(num, dtype=torch.bool).scatter(0, places[places < num], True)

@@ -1,0 +1,180 @@
+"""Particles: continuations that are written side by side, weighed on the way, and exchanged.
+
+    g_t = e^{−E(c, x_≤t)} · (P_LM/q)(x_≤t)       for the joint target; g_t = e^{−E(c, x_≤t)} for the restricted one
+    look at length t:       w_i ← w_i · g_t(x_i) / g_s(x_i)           s is the look before, g_0 = 1 and w = 1 at first
+    if ESS(w) < share · N:  a_1 … a_N ~ w / Σw,   x_i ← x_{a_i},   w_i ← mean w
+    at the end:             Ẑ = mean w,   E[Ẑ] = Z                    whatever g_t says before the end
+
+The last look is at whole continuations, where g is target over proposal. A continuation that has ended is whole: its g
+stays. Two promises hold for every number of particles: E[Ẑ] = Z, and if one particle is emitted by weight,
+
+    KL(law of it ‖ target) ≤ log Z − E[log Ẑ],      TV(law, target) ≤ E|Ẑ/Z − 1| / 2 ≤ √Var(Ẑ) / (2 Z)
+
+The variance is estimated from one run by who descends from whom (Lee & Whiteley 2018): with u = w / Σw, k resamplings,
+and U_e the sum of u over the particles whose ancestor at the start is e,
+
+    Var(Ẑ) / Z²  ≈  1 − (N / (N − 1))^{k+1} · (1 − Σ_e U_e²)
+
+E[Ẑ² · that] = Var(Ẑ) for multinomial resampling at fixed places; with k = 0 it is the error of independent draws.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from freenergy.base.stepping import Walk, begin
+from freenergy.partition.certificate import effective_sample_size
+from freenergy.partition.drawing import from_strata
+from freenergy.progress import Advance
+from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Candidates, Target, weigh
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+Ancestry = Literal["strata", "multinomial"]
+_ROUNDING = 1e-6  # equal weights have an effective size of N, nearly
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """N particles of each of B contexts that were exchanged among each other; float64 on the CPU."""
+
+    x: Continuations
+    log_base: Float[Tensor, "batch num"]
+    energy: Float[Tensor, "batch num"]
+    log_weight: Float[Tensor, "batch num"]
+    origin: Int[Tensor, "batch num"]  # which of the particles at the start each descends from
+    ess: Float[Tensor, "batch looks"]  # effective particles at each look, before they are resampled
+    is_resampled: Bool[Tensor, "batch looks"]
+    base_tokens: int  # drawn, also by particles that nobody descends from
+
+    @property
+    def log_partition(self) -> Float[Tensor, " batch"]:
+        """log Ẑ; −inf where no particle has any weight."""
+        return self.log_weight.logsumexp(1) - math.log(self.log_weight.shape[1])
+
+    @property
+    def origins(self) -> Float[Tensor, " batch"]:
+        """1 / Σ_e U_e²: how many particles of the start the end effectively descends from."""
+        return 1 / self._by_origin().square().sum(1)
+
+    @property
+    def variance(self) -> Float[Tensor, " batch"]:
+        """Var(Ẑ) / Z², estimated; inf for a single particle."""
+        n, k = self.log_weight.shape[1], self.is_resampled.sum(1)
+        if n == 1:
+            return torch.full((len(k),), math.inf, dtype=torch.float64)
+        grown = math.log(n / (n - 1)) * (k + 1).double()
+        return (1 - grown.exp() * (1 - self._by_origin().square().sum(1))).clamp(min=0)
+
+    def _by_origin(self) -> Float[Tensor, "batch num"]:
+        u = self.log_weight.softmax(1)
+        return torch.zeros_like(u).scatter_add(1, self.origin, u)
+
+
+def looks(length: int, every: int) -> list[int]:
+    """The lengths at which particles are weighed.
+
+    >>> looks(40, 15)
+    [15, 30, 40]
+    """
+    return [*range(every, length, every), length]
+
+
+@torch.no_grad()
+def run_island(
+    base: LanguageModel,
+    energy: Energy,
+    contexts: Sequences,
+    num: int,
+    space: SequenceSpace,
+    rng: Rng,
+    *,
+    every: int,
+    share: float,
+    resampling: Ancestry = "strata",
+    truncation: Truncation = ANCESTRAL,
+    target: Target = "joint",
+    at_once: int = 128,
+    advance: Advance | None = None,
+) -> Island:
+    """Write ``num`` particles of each context to their end; every context decides for itself when it resamples."""
+    walk = Walk(begin(base, contexts, num, space.length), contexts, num, space, rng, truncation)
+    flock, ess, is_resampled, base_tokens = _Flock(len(contexts), num), [], [], 0
+    for length in looks(space.length, every):
+        before = int(walk.x.lengths.sum())
+        walk.go_to(length)
+        drawn = int(walk.x.lengths.sum()) - before
+        if drawn:  # else all have ended, and nothing is new
+            seen = weigh(energy, _draws(walk), truncation=truncation, target=target, at_once=at_once)
+            flock.weigh(seen)
+        ess.append(effective_sample_size(flock.log_weight).nan_to_num(0.0))  # 0 where none has any weight
+        is_due = (ess[-1] > 0) & (ess[-1] < share * num - _ROUNDING) & (drawn > 0) & (length < space.length)
+        is_resampled.append(is_due)
+        if is_due.any():
+            rows = _ancestors(flock.log_weight, is_due, resampling, rng, length)
+            walk.select(rows)
+            flock.select(rows, is_due)
+        base_tokens += drawn
+        if advance is not None:
+            advance(drawn)
+    return Island(
+        x=walk.x.to("cpu"),
+        log_base=walk.log_base.double().cpu(),
+        energy=flock.energy,
+        log_weight=flock.log_weight,
+        origin=flock.origin,
+        ess=torch.stack(ess, dim=1),
+        is_resampled=torch.stack(is_resampled, dim=1),
+        base_tokens=base_tokens,
+    )
+
+
+@final
+class _Flock:
+    """What is known of the particles beside their tokens."""
+
+    def __init__(self, B: int, N: int) -> None:
+        self.log_weight = torch.zeros(B, N, dtype=torch.float64)
+        self.log_g = torch.zeros(B, N, dtype=torch.float64)  # at the last look
+        self.energy = torch.zeros(B, N, dtype=torch.float64)
+        self.origin = torch.arange(N).expand(B, N)
+
+    def weigh(self, seen: Candidates) -> None:
+        """w ← w · g_t / g_s; what has no weight stays without."""
+        now = seen.log_weight
+        log_weight = self.log_weight + now - self.log_g
+        self.log_weight = torch.where(self.log_weight == -torch.inf, -torch.inf, log_weight)
+        self.log_g, self.energy = now, seen.energy
+
+    def select(self, rows: Int[Tensor, "B N"], is_due: Bool[Tensor, " B"]) -> None:
+        """Take over the places of others; where that was by weight, all weigh the mean."""
+        mean = self.log_weight.logsumexp(1, keepdim=True) - math.log(rows.shape[1])
+        self.log_weight = torch.where(is_due.unsqueeze(1), mean, self.log_weight)
+        self.log_g, self.energy, self.origin = (
+            values.gather(1, rows) for values in (self.log_g, self.energy, self.origin)
+        )
+
+
+def _draws(walk: Walk) -> Draws:
+    return Draws(walk.x, walk.log_base, walk.log_proposal)
+
+
+def _ancestors(
+    log_weight: Float[Tensor, "B N"], is_due: Bool[Tensor, " B"], resampling: Ancestry, rng: Rng, length: int
+) -> Int[Tensor, "B N"]:
+    """Whose place each particle takes: N·w/Σw times each in expectation; its own where nothing is due."""
+    (B, N), (first_b, first_n) = log_weight.shape, rng.origin
+    rows = torch.arange(N).repeat(B, 1)
+    for b in is_due.nonzero().flatten().tolist():
+        stream = rng.child("ancestors", first_b + b, first_n, length)
+        if resampling == "strata":
+            rows[b] = from_strata(log_weight[b].softmax(0), N, stream)
+        else:
+            rows[b] = stream.categorical(log_weight[b].expand(N, N))
+    return rows

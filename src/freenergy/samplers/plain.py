@@ -1,0 +1,65 @@
+"""The base alone, through the same door as the joint model's samplers.
+
+    x ~ q(· | c),      q = P_LM, or P_LM tempered and truncated
+
+With no energy this is the target itself: the distance is 0.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from freenergy.progress import Progress
+from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import propose
+from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, picked, tokens_in
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+
+def no_energy(x: Continuations) -> Float[Tensor, "B N"]:
+    """E = 0: the joint model is the base."""
+    return torch.zeros(x.shape, dtype=torch.float64)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """``num`` independent draws of the base; the energy is not asked."""
+
+    num: int = 1
+    truncation: Truncation = ANCESTRAL
+    at_once: int = 128
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("num", "at_once"))
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Draw."""
+        check_one(context)
+        with progress.track("drawing", self.num, "continuations") as advance:
+            found = propose(
+                base, no_energy, context, self.num, space, rng.child("draw"),
+                truncation=self.truncation, at_once=self.at_once, advance=advance,
+            )  # fmt: skip
+        return Sampled(
+            x=picked(found, torch.arange(self.num)),
+            log_base=found.log_base,
+            energy=found.energy,
+            method="base",
+            target="restricted",
+            distance=0.0,
+            is_estimated=False,
+            base_tokens=tokens_in(found.x),
+        )

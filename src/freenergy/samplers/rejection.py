@@ -1,0 +1,249 @@
+"""Rejection: exact draws where a bound on the weights is known; quasi-rejection where it is not.
+
+    x ~ q(· | c),      accept with probability min(1, w(x)/β),      until ``num`` are accepted
+
+Where w ≤ β everywhere, what is accepted follows the target exactly. Elsewhere it follows P_β ∝ q · min(w, β), whose
+distance from the target is estimated (``samplers.divergence``). Results are independent. The price is β/Z_β proposals a
+result, so it is not known beforehand when it ends: at the latest after ``most`` proposals, without a result.
+
+``Rejection`` takes the bound on trust. A weight above it proves it wrong, which is told, and the distance is then that
+of quasi-rejection. With target "restricted", or without truncation, the weight is e^{−E}: log β is minus the least
+energy that there can be. ``QuasiRejection`` also chooses the bound, from a pilot of draws of which none is emitted, so
+that given β the law is P_β exactly.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.partition import log_partition
+from freenergy.progress import Progress
+from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Candidates, Target, propose
+from freenergy.samplers.divergence import bound_for_acceptance, bound_for_distance, divergence
+from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, tokens_in
+from freenergy.sequences import Sequences, SequenceSpace
+
+_ROUNDING = 1e-6  # nats by which float32 models may tell a weight too large: that disproves no bound
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Exact, as long as no weight is above e^{log_bound}."""
+
+    log_bound: float  # log β: no weight of the target is above β
+    num: int = 1
+    most: int = 100_000  # proposals
+    truncation: Truncation = ANCESTRAL
+    target: Target = "restricted"
+    at_once: int = 128  # proposals in one call of the models
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Propose until ``num`` are accepted."""
+        found = _accept(self, self.log_bound, base, energy, context, space, rng, progress)
+        log_w = found.log_weight
+        above = int((log_w > self.log_bound + _ROUNDING).sum())
+        if not above:
+            return found.sampled("rejection", distance=0.0, is_estimated=False)
+        distance = divergence(log_w, self.log_bound).total_variation
+        note = (
+            f"the stated log_bound of {self.log_bound:g} is no bound: {above} of {len(log_w)} weights are above it, "
+            f"the largest at {float(log_w.max()):g}; the result is at the distance told, which is an estimate"
+        )
+        return found.sampled("rejection", distance=distance, is_estimated=True, notes=(note, *_doubts(log_w)))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuasiRejection:
+    """At a distance that is estimated: give the bound, or how many proposals to accept, or how far it may be."""
+
+    log_bound: float | None = None  # log β
+    acceptance: float | None = None  # the share of proposals that β should accept
+    distance: float | None = None  # the total variation that β should keep to
+    pilot: int = 512  # proposals that a bound is chosen from
+    num: int = 1
+    most: int = 100_000  # proposals, after the pilot
+    truncation: Truncation = ANCESTRAL
+    target: Target = "restricted"
+    at_once: int = 128  # proposals in one call of the models
+
+    def __post_init__(self) -> None:
+        if sum(given is not None for given in (self.log_bound, self.acceptance, self.distance)) != 1:
+            raise UserError("quasi-rejection needs one of log_bound, acceptance and distance: give exactly one")
+        for name, wanted in (("acceptance", self.acceptance), ("distance", self.distance)):
+            if wanted is not None and not 0 < wanted < 1:
+                raise UserError(f"{name} is {wanted}: set it between 0 and 1")
+        _check(self)
+        check_counts(self, ("pilot",))
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Choose the bound, then propose until ``num`` are accepted."""
+        check_one(context)
+        log_bound, before, tokens = self.log_bound, torch.zeros(0, dtype=torch.float64), 0
+        if log_bound is None:
+            pilot = self.draw_pilot(base, energy, context, space, rng, progress)
+            log_bound, before, tokens = self.choose_bound(pilot), pilot.log_weight[0], tokens_in(pilot.x)
+        found = _accept(self, log_bound, base, energy, context, space, rng, progress)
+        seen = torch.cat([before, found.log_weight])
+        notes = _doubts(seen)
+        if seen.max() <= log_bound:
+            notes = (*notes, f"no weight of {len(seen)} is above the bound: the distance is of weights not seen yet")
+        return found.sampled(
+            "quasi-rejection",
+            distance=divergence(seen, log_bound).total_variation,
+            is_estimated=True,
+            notes=notes,
+            more_tokens=tokens,
+        )
+
+    def draw_pilot(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Candidates:
+        """The draws that a bound is chosen from; ``divergence_curve`` shows what others would have cost."""
+        with progress.track("pilot", self.pilot, "candidates") as advance:
+            return propose(
+                base, energy, context, self.pilot, space, rng.child("pilot"),
+                truncation=self.truncation, target=self.target, at_once=self.at_once, advance=advance,
+            )  # fmt: skip
+
+    def choose_bound(self, pilot: Candidates) -> float:
+        """log β for the wanted acceptance or distance."""
+        pilot.check_any_acceptable()
+        if self.acceptance is not None:
+            return bound_for_acceptance(pilot.log_weight[0], self.acceptance)
+        assert self.distance is not None
+        return bound_for_distance(pilot.log_weight[0], self.distance)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accepted:
+    """The first ``num`` accepted proposals, and what is known of all that were made."""
+
+    results: Candidates
+    log_weight: Float[Tensor, " n"]
+    acceptance: float
+    base_tokens: int
+
+    def sampled(
+        self, method: str, *, distance: float, is_estimated: bool, notes: tuple[str, ...] = (), more_tokens: int = 0
+    ) -> Sampled:
+        return Sampled(
+            x=self.results.x.to("cpu"),
+            log_base=self.results.log_base,
+            energy=self.results.energy,
+            method=method,
+            target=self.results.target,
+            distance=distance,
+            is_estimated=is_estimated,
+            base_tokens=self.base_tokens + more_tokens,
+            acceptance=self.acceptance,
+            notes=notes,
+        )
+
+
+def _accept(
+    settings: Rejection | QuasiRejection,
+    log_bound: float,
+    base: LanguageModel,
+    energy: Energy,
+    context: Sequences,
+    space: SequenceSpace,
+    rng: Rng,
+    progress: Progress,
+) -> _Accepted:
+    """Propose in batches until enough are accepted. Coins belong to proposals, so the batch size changes no result."""
+    check_one(context)
+    kept: list[Candidates] = []
+    parts: list[Tensor] = []
+    n = found = tokens = 0
+    with progress.track("accepting", settings.num, "results") as advance:
+        while found < settings.num and n < settings.most:
+            count = min(settings.at_once, settings.most - n)
+            part = propose(
+                base, energy, context, count, space, rng.child("draw").shift(candidates=n),
+                truncation=settings.truncation, target=settings.target, at_once=settings.at_once,
+            )  # fmt: skip
+            parts.append(part.log_weight[0])
+            coins = _coins(_chances(parts[-1], log_bound), rng.child("accept").shift(candidates=n))
+            places = coins.nonzero().flatten()[: settings.num - found]
+            kept.append(part.take(places))
+            n, found, tokens = n + count, found + len(places), tokens + tokens_in(part.x)
+            advance(len(places), f"{n} proposals")
+    log_weight = torch.cat(parts)
+    # the mean chance and not the share of heads: that one leans upwards where heads end the run
+    acceptance = float(_chances(log_weight, log_bound).mean())
+    if found < settings.num:
+        raise _spent(settings.num, found, acceptance, log_weight)
+    return _Accepted(
+        results=Candidates.cat(kept, dim=1), log_weight=log_weight, acceptance=acceptance, base_tokens=tokens
+    )
+
+
+def _doubts(log_weight: Float[Tensor, " n"]) -> tuple[str, ...]:
+    """Why a distance that is estimated from these weights should not be believed."""
+    n = len(log_weight)
+    why = log_partition(log_weight.unsqueeze(0)).verdicts()[0] if n > 1 else "it is from one proposal"
+    return (f"the distance is estimated badly: {why}",) if why else ()
+
+
+def _chances(log_weight: Float[Tensor, " n"], log_bound: float) -> Float[Tensor, " n"]:
+    return (log_weight - log_bound).clamp(max=0).exp()
+
+
+def _coins(chances: Float[Tensor, " n"], rng: Rng) -> Bool[Tensor, " n"]:
+    """One coin a proposal, from the proposal's own stream."""
+    sides = torch.stack([torch.log1p(-chances), chances.log()], dim=-1)
+    return rng.rows(1, len(chances), 1).categorical(sides.unsqueeze(0))[0].bool()
+
+
+def _spent(num: int, found: int, acceptance: float, log_weight: Float[Tensor, " n"]) -> UserError:
+    n = len(log_weight)
+    if (log_weight == -torch.inf).all():
+        return UserError(
+            f"no candidate is acceptable: all {n} proposals have a weight of zero (an energy of +inf); make more "
+            "proposals, or look at the energy"
+        )
+    return UserError(
+        f"{found} of {num} results were accepted in {n} proposals, at a rate of {acceptance:.2g}: raise most, lower "
+        "log_bound by quasi-rejection, or resample"
+    )
+
+
+def _check(settings: Rejection | QuasiRejection) -> None:
+    check_counts(settings, ("num", "most", "at_once"))
+    if settings.log_bound is not None and not math.isfinite(settings.log_bound):
+        raise UserError(f"log_bound is {settings.log_bound}: set it to a number")

@@ -1,0 +1,136 @@
+"""Importance resampling: the default way to write with a joint model (Algorithm 1 of Deng et al. 2020).
+
+    x_1 … x_n ~ q(· | c),      emit x_i with probability w_i / Σ_j w_j
+
+The law of what is emitted, with w the weight of x and W_{n−1} the sum of n − 1 other weights, and how far it can be:
+
+    P_n(x) = n · q(x) · w(x) · E[1 / (w(x) + W_{n−1})]  ≥  P(x) · n / (n − 1 + w(x)/Z)            (Jensen)
+    TV(P, P_n) ≤ E_P[(w/Z − 1)⁺ / (n − 1 + w/Z)],    which falls as 1/n where E_q[w²] is finite
+
+The bound is estimated from the same draws (w_i/Z by n·w_i/Σw), so it is as good as they are: the verdict says when they
+are bad. Several results of one context are chosen among the same candidates: with replacement each follows P_n, without
+only the first does. With a goal for the effective sample size, n depends on the weights that were seen, and the law
+above holds only nearly.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.progress import Advance, Progress
+from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Candidates, Target, propose
+from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective, picked, tokens_in
+from freenergy.sequences import Sequences, SequenceSpace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resampling:
+    """n candidates, ``num`` of them emitted by weight."""
+
+    candidates: int = 256  # n; the most, where there is a goal
+    num: int = 1
+    replacement: bool = True  # False: results of a context are different strings
+    effective: float | None = None  # goal: stop drawing when so many candidates are effective
+    truncation: Truncation = ANCESTRAL
+    target: Target = "restricted"
+    at_once: int = 128  # candidates in one call of the models
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("candidates", "num", "at_once"))
+        if self.effective is not None and not 1 <= self.effective <= self.candidates:
+            raise UserError(
+                f"{self.effective} effective candidates out of at most {self.candidates} were asked for: ask for 1 "
+                "to as many as there are candidates"
+            )
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Draw, weigh, choose."""
+        check_one(context)
+        with progress.track("drawing", self.candidates, "candidates") as advance:
+            candidates = self.draw(base, energy, context, space, rng.child("draw"), advance)
+        return self.choose(candidates, rng.child("choose"))
+
+    def draw(
+        self, base: LanguageModel, energy: Energy, context: Sequences, space: SequenceSpace, rng: Rng, advance: Advance
+    ) -> Candidates:
+        """n candidates, or as many as reach the goal."""
+        parts: list[Candidates] = []
+        n, step = 0, self.candidates if self.effective is None else self.at_once
+        while n < self.candidates:
+            count = min(step, self.candidates - n)
+            stream = rng.shift(candidates=n)
+            part = propose(
+                base, energy, context, count, space, stream,
+                truncation=self.truncation, target=self.target, at_once=self.at_once, advance=advance,
+            )  # fmt: skip
+            parts.append(part)
+            n += count
+            found = Candidates.cat(parts, dim=1)
+            if self.effective is not None and effective(found.log_weight) >= self.effective:
+                break
+        return found
+
+    def choose(self, candidates: Candidates, rng: Rng) -> Sampled:
+        """Emit ``num`` of the candidates."""
+        candidates.check_any_acceptable()
+        chosen = _chosen(candidates.merged()[0], self.num, self.replacement, rng)
+        return Sampled(
+            x=picked(candidates, chosen),
+            log_base=candidates.log_base[:, chosen],
+            energy=candidates.energy[:, chosen],
+            method="resampling",
+            target=self.target,
+            distance=distance(candidates.log_weight[0]),
+            is_estimated=True,
+            base_tokens=tokens_in(candidates.x),
+            candidates=candidates,
+            chosen=chosen,
+            notes=_notes(candidates, self.effective),
+        )
+
+
+def distance(log_weight: Float[Tensor, " n"]) -> float:
+    """The bound on TV(P, P_n) above, with the weights of n draws standing for q and Z."""
+    n, u = len(log_weight), log_weight.softmax(0)
+    return float((u * ((n * u - 1).clamp(min=0) / (n - 1 + n * u))).sum()) if n > 1 else 1.0
+
+
+def _chosen(log_weight: Float[Tensor, " n"], num: int, replacement: bool, rng: Rng) -> Int[Tensor, " num"]:
+    """By weight, one after the other; without replacement a string that was chosen is out."""
+    there = int((log_weight > -torch.inf).sum())
+    if not replacement and there < num:
+        raise UserError(
+            f"{num} different results were asked for, but there are {there} different candidates with any weight: take "
+            "more candidates, or fewer results"
+        )
+    left, chosen = log_weight.clone(), []
+    for _ in range(num):
+        chosen.append(int(rng.categorical(left)))
+        if not replacement:
+            left[chosen[-1]] = -torch.inf
+    return torch.tensor(chosen)
+
+
+def _notes(candidates: Candidates, goal: float | None) -> tuple[str, ...]:
+    n, ess = candidates.energy.shape[1], effective(candidates.log_weight)
+    notes = []
+    if n > 1 and (why := candidates.diagnostics().verdicts()[0]):
+        notes.append(f"the result follows its target only roughly: {why}; take more candidates")
+    if goal is not None and ess < goal:
+        notes.append(f"{ess:.1f} of {n} candidates are effective, fewer than the {goal:g} asked for")
+    return tuple(notes)

@@ -1,0 +1,97 @@
+"""What every sampler gives back, and how it is called.
+
+    sampler(base, energy, context, space, rng) -> Sampled
+
+A sampler is its settings. It says which law it targets, how far its own law can be from that (``distance``: the total
+variation, at most), whether that is a promise or an estimate from the draws, and what it has cost. One context at a
+time: its candidates fill the machine, and memory does not grow with the number of contexts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.progress import Progress, Silent
+from freenergy.protocols import Energy, LanguageModel
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Candidates, Target
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+SILENT = Silent()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """``num`` continuations of one context."""
+
+    x: Continuations  # [1, num]
+    log_base: Float[Tensor, "1 num"]
+    energy: Float[Tensor, "1 num"]
+    method: str
+    target: Target
+    distance: float  # total variation between the law of one result and the target, at most
+    is_estimated: bool  # the distance is an estimate from the draws, not a promise
+    base_tokens: int  # drawn from the base
+    acceptance: float | None = None  # share of proposals that were accepted
+    candidates: Candidates | None = None  # with their weights, where results were chosen among candidates
+    chosen: Int[Tensor, " num"] | None = None  # which of them
+    notes: tuple[str, ...] = ()  # what speaks against trusting it
+
+    @property
+    def log_score(self) -> Float[Tensor, "1 num"]:
+        """log P_LM − E: not normalised."""
+        return self.log_base - self.energy
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """x ~ P, or nearly: settings that can be called."""
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Results for a context; the same ``rng`` gives the same results."""
+        ...
+
+
+def picked(candidates: Candidates, chosen: Int[Tensor, " num"]) -> Continuations:
+    """Some candidates of the one context, a candidate perhaps more than once."""
+    x = candidates.x
+    return Continuations(x.contexts.to("cpu"), x.tokens.cpu()[:, chosen], x.lengths.cpu()[:, chosen])
+
+
+def check_counts(settings: object, names: Sequence[str]) -> None:
+    """Refuse settings below 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise UserError(f"{name} is {getattr(settings, name)}: set it to 1 or more")
+
+
+def check_one(context: Sequences) -> None:
+    """Samplers go context by context."""
+    if len(context) != 1:
+        raise UserError(f"{len(context)} contexts were given to a sampler: give one at a time")
+
+
+def tokens_in(x: Continuations) -> int:
+    """How many tokens were drawn."""
+    return int(x.lengths.sum())
+
+
+def effective(log_weight: Float[Tensor, "1 N"]) -> float:
+    """The effective sample size of one context's draws; 0 where none has weight."""
+    if (log_weight == -torch.inf).all():
+        return 0.0
+    return float((2 * log_weight.logsumexp(1) - (2 * log_weight).logsumexp(1)).exp())

@@ -1,0 +1,193 @@
+"""Sequential Monte Carlo: particles that the energy steers while they are written.
+
+    ψ_t(x_≤t) = e^{−E(c, x_≤t)}       the twist: what the energy says of an unfinished continuation
+    Ẑ = Σ_k n_k · Ẑ_k / Σ_k n_k       over islands of n_k particles each (``samplers.particles``)
+
+Plain resampling draws whole continuations and throws nearly all of them away. Here the bad ones are dropped after some
+tokens, and the good ones go on in their place. Any twist gives an unbiased Ẑ; the best is ψ_t = E[e^{−E(c, x)} | x_≤t],
+which an energy that was fitted at several lengths (``training.lengths``) comes near. The tokens come from the base
+itself, so even the best twist leaves the noise of what is drawn between two looks.
+
+Particles that do not fit into memory at once are run as islands; a particle is emitted by its weight among all.
+Results of one run share ancestors, so they are alike; independent results need a run each.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.errors import UserError
+from freenergy.progress import Progress
+from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.randomness import Rng
+from freenergy.samplers.candidates import Target
+from freenergy.samplers.particles import Ancestry, Island, looks, run_island
+from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+_FEW = 10.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Particles:
+    """All particles of one context, island by island."""
+
+    islands: tuple[Island, ...]
+    lengths: tuple[int, ...]  # where they were weighed
+
+    @property
+    def x(self) -> Continuations:
+        """The continuations [1, N]."""
+        return Continuations.cat([island.x for island in self.islands], dim=1)
+
+    @property
+    def log_base(self) -> Float[Tensor, "1 N"]:
+        """log P_LM(x | c)."""
+        return torch.cat([island.log_base for island in self.islands], dim=1)
+
+    @property
+    def energy(self) -> Float[Tensor, "1 N"]:
+        """E(c, x)."""
+        return torch.cat([island.energy for island in self.islands], dim=1)
+
+    @property
+    def log_weight(self) -> Float[Tensor, "1 N"]:
+        """log w; their mean is Ẑ."""
+        return torch.cat([island.log_weight for island in self.islands], dim=1)
+
+    @property
+    def log_partition(self) -> float:
+        """log Ẑ of the target relative to the proposal."""
+        log_weight = self.log_weight
+        return float(log_weight.logsumexp(1)) - math.log(log_weight.shape[1])
+
+    @property
+    def variance(self) -> float:
+        """Var(Ẑ) / Z², estimated: islands are independent, and each counts by its share of all weight."""
+        return self._combined([island.variance for island in self.islands])
+
+    @property
+    def origins(self) -> float:
+        """How many particles of the start the end effectively descends from."""
+        return 1 / self._combined([1 / island.origins for island in self.islands])
+
+    @property
+    def base_tokens(self) -> int:
+        """Drawn from the base."""
+        return sum(island.base_tokens for island in self.islands)
+
+    def _combined(self, values: list[Float[Tensor, " 1"]]) -> float:
+        """Σ over islands of (share of all weight)² · value."""
+        shares = torch.stack([island.log_weight.logsumexp(1) for island in self.islands]).softmax(0)
+        return float(torch.where(shares > 0, shares.square() * torch.stack(values), 0.0).sum())
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequential:
+    """``particles`` continuations side by side, weighed every few tokens; ``num`` of them emitted by weight."""
+
+    particles: int = 256
+    num: int = 1
+    every: int = 10  # tokens between two looks of the energy
+    share: float = 0.5  # resample when fewer than this share of the particles are effective; 0 never does
+    resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
+    truncation: Truncation = ANCESTRAL
+    target: Target = "joint"
+    at_once: int = 256  # particles of an island
+
+    def __post_init__(self) -> None:
+        check_counts(self, ("particles", "num", "every", "at_once"))
+        if not 0 <= self.share <= 1:
+            raise UserError(f"share is {self.share}: set it to at least 0 (never resample) and at most 1")
+
+    def __call__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Sampled:
+        """Write, weigh, exchange; then choose."""
+        found = self.draw(base, energy, context, space, rng.child("draw"), progress)
+        return self.choose(found, rng.child("choose"))
+
+    def draw(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        context: Sequences,
+        space: SequenceSpace,
+        rng: Rng,
+        progress: Progress = SILENT,
+    ) -> Particles:
+        """Weighted particles, with log Ẑ and how they came about."""
+        check_one(context)
+        islands, first = [], 0
+        with progress.track("particles", self.particles * space.length, "tokens") as advance:
+            for num in _even(self.particles, self.at_once):
+                island = run_island(
+                    base,
+                    energy,
+                    context.trimmed(),
+                    num,
+                    space,
+                    rng.shift(candidates=first),
+                    every=self.every,
+                    share=self.share,
+                    resampling=self.resampling,
+                    truncation=self.truncation,
+                    target=self.target,
+                    advance=advance,
+                )
+                islands.append(island)
+                first += num
+        return Particles(tuple(islands), tuple(looks(space.length, self.every)))
+
+    def choose(self, particles: Particles, rng: Rng) -> Sampled:
+        """Emit ``num`` of the particles."""
+        log_weight = particles.log_weight
+        if (log_weight == -torch.inf).all():
+            raise UserError(
+                f"no particle is acceptable: all {self.particles} have a weight of zero (an energy of +inf), perhaps "
+                "before their end; take more particles, or look at the energy of unfinished texts"
+            )
+        chosen: Int[Tensor, " num"] = rng.categorical(log_weight.expand(self.num, -1))
+        x = particles.x
+        return Sampled(
+            x=Continuations(x.contexts, x.tokens[:, chosen], x.lengths[:, chosen]),
+            log_base=particles.log_base[:, chosen],
+            energy=particles.energy[:, chosen],
+            method="sequential",
+            target=self.target,
+            distance=min(1.0, math.sqrt(particles.variance) / 2),
+            is_estimated=True,
+            base_tokens=particles.base_tokens,
+            notes=_notes(particles),
+        )
+
+
+def _even(total: int, most: int) -> list[int]:
+    """As few parts as there can be with at most ``most`` each, of nearly the same size."""
+    parts = -(-total // most)
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _notes(particles: Particles) -> tuple[str, ...]:
+    n, ess, origins = particles.log_weight.shape[1], effective(particles.log_weight), particles.origins
+    notes = []
+    if ess < min(_FEW, n / 2):
+        notes.append(f"{ess:.1f} of {n} particles are effective at the end: take more, or look at them more often")
+    if origins < min(_FEW, n / 2):
+        notes.append(
+            f"the particles effectively descend from {origins:.1f} of {n}: results are alike and their distance from "
+            "the target is hardly known; take more particles, or fit the energy at several lengths (training.lengths)"
+        )
+    return tuple(notes)

@@ -1,0 +1,216 @@
+"""``freenergy sample``, ``next`` and ``score``: what they print, that they go on after a kill, and bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from freenergy import JointModel, Rng, Sequences, SequenceSpace, Truncation, UserError, load
+from freenergy.pipeline.writing import Task
+from freenergy.progress import Silent
+from freenergy.samplers import Resampling, propose
+from freenergy.samplers.writing import Writing
+
+FEW = ("--candidates", 12, "--num", 2, "--seed", 3)
+
+
+@pytest.fixture(scope="module")
+def folder(joint_run):
+    return joint_run[0]
+
+
+def sampled(call, *arguments):
+    status, out, err = call("sample", *arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_the_object_has_texts_weights_and_evidence(call, folder):
+    found = sampled(call, folder, "--prefix", "Return the", *FEW, "--keep-candidates")
+    (result,) = found["results"]
+    assert len(result["texts"]) == 2
+    for text in result["texts"]:
+        assert text["log_score"] == pytest.approx(text["log_base"] - text["energy"], abs=1e-9)
+    (step,) = result["steps"]
+    assert (step["method"], step["target"], step["candidates"][0].keys() >= {"text", "energy", "share"}) == (
+        "resampling", "restricted", True,
+    )  # fmt: skip
+    rows = step["candidates"]
+    assert len(rows) == 12
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["chosen"] for row in rows) == 2
+    assert 1 <= step["ess"] <= 12
+    assert step["distance_is_estimated"]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(call, folder):
+    outs = [call("sample", folder, "--prefix", "The", *FEW[:-1], seed, "--json")[1] for seed in (3, 3, 4)]
+    assert outs[0] == outs[1] != outs[2]
+
+
+def test_for_a_person(call, folder):
+    status, out, err = call("sample", folder, "--prefix", "Return the", *FEW)
+    assert status == 0, err
+    for words in ("Return the", "of the weight", "effective", "total variation", "log P_LM", "base tokens"):
+        assert words in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "method", ["resampling", "quasi-rejection", "metropolis", "sequential", "autoregressive", "base"]
+)
+def test_every_method_writes_and_says_how_far_it_may_be(call, folder, method):
+    few = ("--candidates", 4, "--completions", 2, "--num", 2)
+    found = sampled(call, folder, "--prefix", "The", "--method", method, *few)
+    (result,) = found["results"]
+    assert len(result["texts"]) == 2
+    assert {step["method"] for step in result["steps"]} == {method}
+    assert all(0 <= step["distance"] <= 1 for step in result["steps"])
+    assert all(step["base_tokens"] > 0 for step in result["steps"])
+
+
+def test_rejection_with_a_bound(call, folder):
+    joint = load(folder)
+    context = Sequences.from_lists([joint.tokenizer.encode("The")])
+    highest = propose(joint.base, joint.energy, context, 500, joint.space, Rng(0)).log_weight.max().item()
+    found = sampled(call, folder, "--prefix", "The", "--method", "rejection", "--bound", highest + 0.5, "--num", 1)
+    step = found["results"][0]["steps"][0]
+    assert step["distance"] == 0
+    assert not step["distance_is_estimated"]
+    status, _, err = call("sample", folder, "--method", "rejection")
+    assert (status, "needs --bound" in err) == (2, True)
+
+
+def test_long_text_chunk_by_chunk(call, folder):
+    found = sampled(call, folder, "--prefix", "The", "--chunks", 3, "--num", 1, "--candidates", 8)
+    (result,) = found["results"]
+    (text,) = result["texts"]
+    assert len(result["steps"]) == 3 or text["has_ended"]
+    assert text["tokens"] == 12 or text["has_ended"]
+    status, out, _ = call("sample", folder, "--prefix", "The", "--chunks", 2, "--num", 2, "--candidates", 8)
+    assert (status, "text 2" in out) == (0, True)
+
+
+def test_many_prefixes_from_a_file(call, folder, tmp_path):
+    lines, rows = tmp_path / "prefixes.txt", tmp_path / "prefixes.jsonl"
+    lines.write_text("The\nReturn the\n\n")
+    rows.write_text("".join(json.dumps({"prefix": text}) + "\n" for text in ("The", "Return the", "")))
+    found = sampled(call, folder, "--prefixes", lines, *FEW)
+    assert [result["prefix"] for result in found["results"]] == ["The", "Return the", ""]
+    assert sampled(call, folder, "--prefixes", rows, *FEW) == found
+    alone = sampled(call, folder, "--prefix", "The", *FEW)
+    assert alone["results"][0] == found["results"][0]
+    status, out, _ = call("sample", folder, "--prefixes", lines, *FEW, "--out", tmp_path / "out.jsonl", "--json")
+    assert (status, json.loads(out)["prefixes"]) == (0, 3)
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found["results"]
+
+
+@pytest.mark.slow
+def test_kill_9_while_prefixes_are_continued(folder, tmp_path, kill_when):
+    lines, out = tmp_path / "prefixes.txt", tmp_path / "out.jsonl"
+    lines.write_text("".join(f"The number {i}\n" for i in range(60)))
+    start = [sys.executable, "-c", "from freenergy.cli import main; main()", "sample", str(folder)]
+    start += ["--prefixes", str(lines), "--candidates", "64", "--num", "2", "--out"]
+
+    def begun():
+        return any(path.stat().st_size > 3000 for path in tmp_path.glob(".out.jsonl.*"))
+
+    kill_when([*start, str(out)], begun, None)
+    assert not out.exists()
+    torn = next(iter(tmp_path.glob(".out.jsonl.*")))
+    kept = torn.read_bytes()
+    for name in ("out.jsonl", "whole.jsonl"):
+        subprocess.run([*start, str(tmp_path / name)], check=True, capture_output=True)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert kept.rpartition(b"\n")[0] in out.read_bytes()
+    assert not list(tmp_path.glob(".out.jsonl.*"))
+
+
+def test_what_comes_next(call, folder):
+    status, out, err = call("next", folder, "--prefix", "Return", "--top-k", 4, "--completions", 8, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    total = sum(row["joint"] for row in found["rows"]) + found["other"]["joint"]
+    assert total == pytest.approx(1)
+    assert all(row["standard_error"] >= 0 and row["text"] for row in found["rows"])
+    status, out, _ = call("next", folder, "--prefix", "Return", "--top-k", 4, "--completions", 8)
+    assert (status, "± s.e." in out, "(other)" in out) == (0, True, True)
+
+
+def test_ranking_a_file(call, folder, tmp_path):
+    path = tmp_path / "lists.jsonl"
+    rows = [{"prefix": "Return the", "candidates": [" number of items", " of of of"], "errors": [0, 1]}] * 3
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, out, err = call("score", folder, path, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    ranked = load(folder).score("Return the", rows[0]["candidates"])
+    assert [row["log_score"] for row in found["lists"][0]["candidates"]] == [
+        pytest.approx(candidate.log_score) for candidate in ranked.candidates
+    ]
+    status, out, _ = call("score", folder, path, "--weight", "energy=0.5")
+    assert (status, "joint model" in out) == (0, True)
+
+
+def refused(result, *words):
+    status, out, err = result
+    assert (status, out) == (2, ""), err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in " ".join(err.split()), err
+
+
+def test_bad_input_is_one_sentence(call, folder, tmp_path):
+    refused(call("sample", folder, "--candidates", 0), "candidates is 0")
+    refused(call("sample", folder, "--num", 0), "num is 0")
+    refused(call("sample", folder, "--chunks", 0), "chunks is 0")
+    refused(call("sample", folder, "--effective", 300), "effective candidates out of at most 256")
+    refused(call("sample", folder, "--num", 9, "--candidates", 4, "--distinct"), "9 different results")
+    refused(call("sample", folder, "--prefixes", tmp_path / "none.txt"), "cannot be read")
+    (tmp_path / "bad.jsonl").write_text('{"prefix": "a"}\n{"text": "b"}\n')
+    refused(call("sample", folder, "--prefixes", tmp_path / "bad.jsonl"), "line 2 has no text under prefix")
+    (tmp_path / "empty.txt").write_text("")
+    refused(call("sample", folder, "--prefixes", tmp_path / "empty.txt"), "has no prefixes")
+    refused(call("next", folder, "--top-k", 0), "top_k is 0")
+    refused(call("next", folder, "--completions", 1), "2 or more")
+    (tmp_path / "lists.jsonl").write_text('{"prefix": "a", "candidates": ["b", ""]}\n')
+    refused(call("score", folder, tmp_path / "lists.jsonl"), "is empty")
+    refused(call("score", folder, tmp_path / "lists.jsonl", "--weight", "energy"), "NAME=NUMBER")
+
+
+def forbidding(x):
+    """An energy that accepts nothing."""
+    return torch.full(x.shape, torch.inf)
+
+
+def test_an_energy_that_accepts_nothing_fails_one_prefix_and_not_the_others(folder, tmp_path):
+    joint = load(folder)
+    strict = JointModel(joint.base, forbidding, joint.tokenizer, space=joint.space)
+    with pytest.raises(UserError, match="no candidate is acceptable"):
+        strict.sample("The", candidates=8)
+    path = tmp_path / "prefixes.txt"
+    path.write_text("The\nReturn\n")
+    task = Task.of(strict, folder, path, None, 0, Writing(sampler=Resampling(candidates=8)))
+    assert ["no candidate is acceptable" in failed.error for failed in task.results(Silent())] == [True, True]
+
+
+def test_from_python(folder):
+    joint = load(folder)
+    texts = joint.sample("Return the", candidates=16, n=3, truncation=Truncation(top_k=20), seed=1)
+    assert len(texts) == 3
+    assert str(texts).count("▸") == 3
+    frame = texts.to_frame()
+    assert len(frame) == 16
+    assert frame["share"].sum() == pytest.approx(1)
+    assert frame["chosen"].sum() == 3
+    other = joint.write("The", SequenceSpace(vocab_size=joint.base.vocab_size, length=2), Rng(0), Writing())
+    assert "trained on continuations of 4 tokens, not of 2" in other.all_notes()[-1] + other.all_notes()[0]
+
+
+def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
+    joint = load(folder)
+    joint.save_pretrained(tmp_path / "saved")
+    again = JointModel.from_pretrained(tmp_path / "saved")
+    assert (again.space, again.room) == (joint.space, joint.room)
+    assert again.sample("The", candidates=8).texts == joint.sample("The", candidates=8).texts
