@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from freenergy import UserError
-from freenergy.storage import file_hash, fingerprint, read_json, sweep, whole, write_json, write_text
+from freenergy.storage import file_hash, fingerprint, growing, read_json, sweep, whole, write_json, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -74,3 +74,40 @@ def test_broken_json_is_one_sentence(tmp_path):
         read_json(tmp_path / "a.json")
     with pytest.raises(UserError, match="there is no file"):
         read_json(tmp_path / "b.json")
+
+
+def test_lines_go_on_under_the_same_key_only(tmp_path):
+    path = tmp_path / "deep" / "lines.jsonl"
+
+    def add(key, first, most, *, fails=False):
+        with growing(path, key) as lines:
+            assert lines.done == first
+            for i in range(lines.done, most):
+                lines.add({"key": key, "i": i})
+            if fails:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        add("a", 0, 2, fails=True)
+    assert not path.exists()
+    torn = next(path.parent.glob(".lines.jsonl.*.part"))
+    torn.write_bytes(torn.read_bytes() + b'{"key": "a", "i')
+    add("b", 0, 1)
+    assert path.read_text() == '{"key": "b", "i": 0}\n'
+    add("a", 2, 3)
+    assert path.read_text() == "".join(f'{{"key": "a", "i": {i}}}\n' for i in range(3))
+    assert [left.name for left in path.parent.iterdir()] == ["lines.jsonl"]
+
+
+def test_lines_that_cannot_be_written_are_one_sentence(tmp_path):
+    def open_lines(path):
+        with growing(path, 0):
+            pass
+
+    with pytest.raises(UserError, match="is a folder: give the name of a file"):
+        open_lines(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*file"):
+        open_lines(tmp_path / "file" / "lines.jsonl")
+    with growing(tmp_path / "lines.jsonl", 0), pytest.raises(UserError, match="another process is writing"):
+        open_lines(tmp_path / "lines.jsonl")

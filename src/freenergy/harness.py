@@ -17,16 +17,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, final
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from freenergy.corpus.joining import join
 from freenergy.energies.checked import energies_in_parts
 from freenergy.errors import UserError
 from freenergy.joint import RECORD, JointModel
 from freenergy.pipeline import load, load_base
 from freenergy.randomness import Rng
+from freenergy.samplers.plain import no_energy
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 _LOG = logging.getLogger(__name__)
@@ -97,13 +94,9 @@ def _base_alone(run: str) -> JointModel:
     """The language model of a run or of a saved pair, with E = 0."""
     if (Path(run) / RECORD).is_file():
         pair = JointModel.from_pretrained(run)
-        return JointModel(pair.base, _no_energy, pair.tokenizer)
+        return JointModel(pair.base, no_energy, pair.tokenizer)
     lm, tokenizer = load_base(run)
-    return JointModel(lm, _no_energy, tokenizer)
-
-
-def _no_energy(x: Continuations) -> Float[Tensor, "B N"]:
-    return torch.zeros(x.shape, dtype=torch.float64)
+    return JointModel(lm, no_energy, tokenizer)
 
 
 def register() -> type:

@@ -31,7 +31,7 @@ from freenergy.samplers.next_table import NextTable
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT
 from freenergy.samplers.texts import Texts
-from freenergy.samplers.writing import OnChunk, Writing, write_texts
+from freenergy.samplers.writing import OnChunk, Writing, stream, write_texts
 from freenergy.scores import JointScores, Ranking
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.storage import own_folder, read_json, whole, write_json, write_text
@@ -107,11 +107,11 @@ class JointModel:
     ) -> Texts:
         """``n`` texts that continue a prefix, each chosen among ``candidates`` by weight; see docs/writing.md.
 
-        ``write`` takes any other sampler.
+        The texts are those of ``freenergy sample`` with the same seed and settings. ``write`` takes any other sampler.
         """
         sampler = Resampling(candidates=candidates, num=n, truncation=truncation, target=target)
         writing = Writing(sampler=sampler, chunks=chunks, room=self.room)
-        return self.write(prefix, self.space_of(length), Rng(seed), writing, progress=progress)
+        return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
 
     def write(
         self,
@@ -129,10 +129,7 @@ class JointModel:
         found = write_texts(
             self.base, self.energy, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
         )
-        if self.space is None or space.length == self.space.length:
-            return found
-        trained = f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
-        return replace(found, notes=(*found.notes, trained))
+        return replace(found, notes=(*found.notes, *self._unlike_training(prefix, space, writing)))
 
     def next(
         self,
@@ -165,6 +162,21 @@ class JointModel:
             progress=progress,
         )
         return NextTable(prefix + written, found, self.tokenizer)
+
+    def _unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
+        """Where the energy reads what it was not trained on."""
+        notes = []
+        if self.space is not None and space.length != self.space.length:
+            notes.append(
+                f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
+            )
+        if self.tokenizer is not None and self.room is not None and writing.chunks == 1:  # chunks keep to the room
+            before = len(self.tokenizer.encode(prefix))
+            if before > self.room:
+                notes.append(
+                    f"the energy was trained with {self.room} tokens before the continuation, not with {before}"
+                )
+        return notes
 
     def space_of(self, length: int | None) -> SequenceSpace:
         """Continuations of ``length`` tokens, or as the energy was trained on."""

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
 from freenergy.errors import UserError
 
 _PART = ".part"
@@ -122,6 +124,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Two processes that write the same file would mix their lines."""
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process is writing {path}: wait for it, or choose another file") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another file") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
+@contextmanager
 def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
     """JSON lines that are added one by one and appear as ``path`` when all are there; the same ``key`` goes on.
 
@@ -130,8 +150,9 @@ def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
     ...         lines.add({"i": i})
     """
     aside = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with room_on_disk(path), aside.open("ab+") as file:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give the name of a file to write")
+    with alone_with(path), room_on_disk(path), aside.open("ab+") as file:
         yield GrowingLines(file)
         _flush(aside)
         aside.replace(path)

@@ -128,9 +128,9 @@ def test_tuning_finds_the_score_that_knows_something(joint, write, some_lists):
     again = rank_file(joint, lists, tune=development, **PLAIN)
     assert again == found
     shown = tables(found)
-    assert [len(table.rows) for table in shown] == [5, 5, 4]
+    assert [len(table.rows) for table in shown] == [5, 1, 5, 4]
     assert all(len(row) == len(table.columns) for table in shown for row in table.rows)
-    assert "50 lists" in shown[0].title
+    assert shown[1].rows[0][:2] == [str(development), "50"]
 
 
 def test_ties_go_to_the_earlier(joint, write):

@@ -56,7 +56,7 @@ def test_edit_distance_is_the_shortest_way():
 BAD = {
     "not JSON": ['{"candidates": ['],
     "no JSON object": ["[1]"],
-    "the unknown key 'refrence'": [GOOD | {"refrence": "w2"}],
+    "the unknown key 'answer'": [GOOD | {"answer": "w2"}],
     "no list of texts as candidates": [{"prefix": "w1"}, {"candidates": []}, {"candidates": "w1"}, {"candidates": [1]}],
     "candidate 2 is empty": [{"candidates": ["w1", ""]}],
     "a prefix that is no text": [GOOD | {"prefix": None}],

@@ -363,3 +363,13 @@ def test_drawn_with_real_random_numbers(world, monkeypatch):
     child = Rng.child
     monkeypatch.setattr(Rng, "child", lambda self, *keys: child(self, *("draw" if k == "accept" else k for k in keys)))
     assert not fits(world, run(world, exact), world.law())
+
+
+@pytest.mark.parametrize("n", [3, 50, 53])
+@pytest.mark.parametrize("level", [0.0, 0.1, -3.7])
+def test_equal_weights_have_a_bound_too(n, level):
+    """Rounding puts the mean of equal weights above the largest of them, for some numbers of draws."""
+    log_weight = torch.full((n,), level, dtype=torch.float64)
+    for acceptance in (0.9, 0.5, 0.1):
+        assert bound_for_acceptance(log_weight, acceptance) == pytest.approx(level - math.log(acceptance), abs=1e-9)
+    assert bound_for_distance(log_weight, 0.05) == level

@@ -7,6 +7,7 @@ TV(P, P_n) ≤ E_P[(w/Z − 1)⁺ / (n − 1 + w/Z)]
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_forbidden_strings_are_never_emitted(make_world):
 
 def test_nothing_acceptable_is_said(world):
     world.energies[:] = math.inf
-    for sampler in (Resampling(candidates=9), Resampling(candidates=9, effective=2.0, at_once=3)):
+    for sampler in (Resampling(candidates=9), Resampling(candidates=9, effective=2.0, every=3)):
         with pytest.raises(UserError, match="no candidate is acceptable: all 9"):
             sampler(world.base, world.energy, world.context, world.space, Rng(0))
 
@@ -201,7 +202,7 @@ def test_draws_go_on_until_enough_are_effective(world):
         w = log_weight.exp()
         return (w.sum() ** 2 / (w**2).sum()).item()
 
-    sampler = Resampling(candidates=1000, effective=20.0, at_once=4)
+    sampler = Resampling(candidates=1000, effective=20.0, every=4)
     found = sampler(world.base, world.energy, world.context, world.space, Rng(5)).candidates.log_weight[0]
     n = len(found)
     assert n % 4 == 0
@@ -209,7 +210,9 @@ def test_draws_go_on_until_enough_are_effective(world):
     assert ess(found) >= 20 > ess(found[: n - 4])
     fixed = Resampling(candidates=n)(world.base, world.energy, world.context, world.space, Rng(5))
     assert torch.equal(fixed.candidates.log_weight[0], found)  # the same draws as with n fixed
-    short = Resampling(candidates=20, effective=20.0, at_once=4)
+    batched = replace(sampler, at_once=3)(world.base, world.energy, world.context, world.space, Rng(5))
+    assert torch.equal(batched.candidates.log_weight[0], found)  # how many are in memory at once does not decide n
+    short = Resampling(candidates=20, effective=20.0, every=4)
     notes = short(world.base, world.energy, world.context, world.space, Rng(5)).notes
     assert any("of 20 candidates are effective, fewer than the 20 asked for" in note for note in notes)
 

@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Energy-based models of text: train, measure, write.",
 )
 
+_INTERRUPTED = 130
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
@@ -41,6 +42,7 @@ def main() -> None:
             print_json({"error": str(error)})
         print(f"freenergy: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:  # typer has taken the KeyboardInterrupt
+            print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
+        raise

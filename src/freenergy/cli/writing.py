@@ -13,6 +13,7 @@ from freenergy.errors import UserError
 if TYPE_CHECKING:
     from freenergy.joint import JointModel
     from freenergy.pipeline.writing import Failed, Task
+    from freenergy.protocols import Truncation
     from freenergy.samplers.sampled import Sampler
     from freenergy.samplers.texts import Texts
 
@@ -75,6 +76,9 @@ def sample(
     from freenergy.samplers.writing import Writing
 
     truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    if prefix and prefixes is not None:
+        raise UserError("--prefix and --prefixes were given: give one of them")
+    _check_used(method, distinct=distinct, effective=effective, bound=bound, truncation=truncation)
     joint = open_writer(run_folder)
     how: dict[str, Any] = {"num": num, "truncation": truncation, "target": target}
     if method is Method.resampling:
@@ -85,6 +89,25 @@ def sample(
     failed = _to_file(task, out, keep, as_json) if out is not None else _to_stdout(task, keep, as_json)
     if failed:
         raise typer.Exit(2)
+
+
+def _check_used(
+    method: Method, *, distinct: bool, effective: float | None, bound: float | None, truncation: "Truncation"
+) -> None:
+    """Refuse options that the method would not look at."""
+    bounded = (Method.rejection, Method.quasi_rejection, Method.metropolis)
+    unused = {
+        "--distinct": distinct and method is not Method.resampling,
+        "--effective": effective is not None and method is not Method.resampling,
+        "--bound": bound is not None and method not in bounded,
+        "--top-p": truncation.top_p is not None and method is Method.autoregressive,
+        "--temperature": truncation.temperature != 1 and method is Method.autoregressive,
+    }
+    for option, is_unused in unused.items():
+        if is_unused:
+            raise UserError(
+                f"{option} has no meaning for --method {method.value}: leave it out, or take another method"
+            )
 
 
 def _sampler(
@@ -145,17 +168,21 @@ def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
     from freenergy.console.writing import Live, show_texts
     from freenergy.pipeline.writing import Failed
 
-    failed, live = 0, Live()
+    failed = 0
     head = json.dumps({"seed": task.seed, "length": task.space.length})
     with Bars() as bars:
+        live = Live(bars.above)
         for i, written in enumerate(task.results(bars, on_chunk=None if as_json else live.chunk)):
             row = _row(written, keep)
             failed += "error" in row
             if as_json:
                 opening = head[:-1] + ', "results": [' if not i else ", "
-                typer.echo(opening + json.dumps(row, ensure_ascii=False, allow_nan=False), nl=False)
+                with bars.above() as console:
+                    console.out(opening + json.dumps(row, ensure_ascii=False, allow_nan=False), highlight=False)
             elif not isinstance(written, Failed):
-                show_texts(written, is_shown=live.is_shown)
+                live.end()
+                with bars.above() as console:
+                    show_texts(written, console, is_shown=task.writing.chunks > 1)
             if isinstance(written, Failed):
                 bars.say(f"{written.prefix[:40]!r}: {written.error}")
     if as_json:

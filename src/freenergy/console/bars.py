@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from freenergy.console.tables import OUT
 from freenergy.progress import Advance
 
 
@@ -17,7 +18,7 @@ class Bars:
     """Progress bars on stderr; in a pipe or a log only the words remain."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(stderr=True, highlight=False, emoji=False)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -55,6 +56,15 @@ class Bars:
             yield advance
         finally:
             self._bars.remove_task(task)
+
+    @contextmanager
+    def above(self) -> Iterator[Console]:
+        """Where results go while there are bars: stdout, or above the bars where both are on one screen.
+
+        The bars hold still meanwhile: drawn by their own thread between two lines, they wipe out one of them.
+        """
+        with self._bars.live._lock:
+            yield self._console if OUT.is_terminal and self._console.is_terminal else OUT
 
     def say(self, message: str) -> None:
         """One line above the bars."""

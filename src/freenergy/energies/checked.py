@@ -22,7 +22,7 @@ def energies_of(energy: Energy, x: Continuations, *, where: str = "", may_forbid
             f"the energy {type(energy).__name__} returned {found} for {x.shape[0]} contexts with {x.shape[1]} "
             f"continuations each{at}: return one number a continuation, shape {x.shape}"
         )
-    good = torch.isfinite(E) | (E == torch.inf) if may_forbid else torch.isfinite(E)
+    good = torch.isfinite(E) | (torch.inf == E) if may_forbid else torch.isfinite(E)
     if not good.all():
         b, n = (~good).nonzero()[0].tolist()
         raise UserError(

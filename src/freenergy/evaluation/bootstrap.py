@@ -30,7 +30,7 @@ from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_pe
 from freenergy.randomness import Rng
 
 _AT_ONCE = 2_000_000  # document numbers drawn at a time
-_FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does
+FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does
 
 
 def paired_bootstrap(
@@ -50,14 +50,14 @@ def paired_bootstrap(
     d = np.unique(documents, return_inverse=True)[1]
     gain, t = np.bincount(d, a - b), np.bincount(d, tokens)
     D = len(t)
-    if D < _FEWEST:
+    if D < FEWEST:
         return measured_percent(gain, t)
-    G = np.concatenate([_resampled(gain, t, size, rng) for size in _parts(resamples, D)])
-    low, high = np.quantile(G, _ends(D)).tolist()
+    G = np.concatenate([resampled(gain, t, size, rng) for size in in_parts(resamples, D)])
+    low, high = np.quantile(G, ends_of(D)).tolist()
     return Measurement(percent_less(float(gain.sum() / t.sum())), percent_less(low), percent_less(high))
 
 
-def _resampled(
+def resampled(
     gain: Float[np.ndarray, " D"], t: Float[np.ndarray, " D"], size: int, rng: Rng
 ) -> Float[np.ndarray, " size"]:
     """G of ``size`` resamples."""
@@ -66,13 +66,13 @@ def _resampled(
     return np.asarray(gain[chosen].sum(1) / t[chosen].sum(1))
 
 
-def _parts(resamples: int, D: int) -> list[int]:
+def in_parts(resamples: int, D: int) -> list[int]:
     """Sizes that sum to the number of resamples, each within memory."""
     most = max(1, _AT_ONCE // D)
     return [min(most, resamples - first) for first in range(0, resamples, most)]
 
 
-def _ends(D: int) -> tuple[float, float]:
+def ends_of(D: int) -> tuple[float, float]:
     """The shares of resamples between which the interval lies."""
     t = float(student.ppf((1 + CONFIDENCE) / 2, D - 1))
     alpha = float(norm.cdf(-math.sqrt(D / (D - 1)) * t))

@@ -3,8 +3,11 @@
     n draws of P_LM and m of π are draws of the mixture  q = (n·P_LM + m·π)/(n + m),      w = P_LM · e^{−E} / q
 
 On them KL and total variation are told of both models (``training.distil.distances``): so the difference between the
-two is a paired one, and neither is judged by its own draws alone. No w is far above those of the better half. As
-candidates for resampling from P, draws of the base weigh e^{−E} and draws of π weigh P_LM · e^{−E} / π.
+two is a paired one, and neither is judged by its own draws alone.
+
+As candidates for resampling from P, draws of the base weigh e^{−E} and draws of π weigh P_LM · e^{−E} / π. Both are
+told with the same number k of draws: the effective sample size, the mean log Ẑ, which is below log Z and rises towards
+it as candidates get better or more, and the certified perplexity of what resampling from k + 1 candidates writes.
 """
 
 import math
@@ -16,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.evaluation.perplexity import Counts, Measurement, measured_rate
-from freenergy.partition import LogPartition, log_partition
+from freenergy.partition import certified_gain, log_partition
 from freenergy.training.distil import Distances, distances
 
 
@@ -34,17 +37,12 @@ class Scored(NamedTuple):
 
 
 def divergences(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str, Any]:
-    """KL and total variation before and after, and what a draw of either model is worth as a candidate."""
+    """KL and total variation to P, of the base and of the policy, from the draws of both."""
     both = Scored(*(torch.cat([a[:, 1:], b[:, 1:]], dim=1) for a, b in zip(of_base, of_policy, strict=True)))
     n, m = of_base.energy.shape[1] - 1, of_policy.energy.shape[1] - 1
-    shares = math.log(n / (n + m)), math.log(m / (n + m))
-    log_mixture = torch.logaddexp(both.log_base + shares[0], both.log_pi + shares[1])
-    before, after = (distances(log_m, both.log_score, log_mixture) for log_m in (both.log_base, both.log_pi))
-    of = {
-        "base": log_partition(-of_base.energy[:, 1:]),
-        "distilled": log_partition((of_policy.log_score - of_policy.log_pi)[:, 1:]),
-        "both": log_partition(both.log_score - log_mixture),
-    }
+    of_mixture = torch.logaddexp(both.log_base + math.log(n / (n + m)), both.log_pi + math.log(m / (n + m)))
+    before, after = (distances(log_m, both.log_score, of_mixture) for log_m in (both.log_base, both.log_pi))
+    Z = log_partition(both.log_score - of_mixture)
     told: dict[str, Any] = {
         name: {
             "before": _mean(getattr(before, name), counts),
@@ -53,26 +51,25 @@ def divergences(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str,
         }
         for name in Distances._fields
     }
-    worth = (of["distilled"].ess.mean() / m) / (of["base"].ess.mean() / n)
-    return told | {
-        "windows": len(counts),
-        "documents": counts.num_documents,
-        "draws": {name: _diagnostics(found, counts) for name, found in of.items()},
-        "candidates_worth": worth.item(),  # draws of the base that one of the policy stands for
-        "verdict": of["both"].verdict(),
-    }
+    told["windows"], told["documents"] = len(counts), counts.num_documents
+    return told | {"draws": n + m, "ess": _mean(Z.ess, counts), "verdict": Z.verdict()}
 
 
-def _diagnostics(found: LogPartition, counts: Counts) -> dict[str, Any]:
-    """Of the weights for the joint model: the larger the effective sample size, the fewer candidates are needed."""
-    k_hat = found.k_hat[found.k_hat > -math.inf]
-    return {
-        "draws": found.n,
-        "ess": _mean(found.ess, counts),
-        "largest_share": _mean(found.largest_share, counts),
-        "log_partition": _mean(found.lower, counts),
-        "k_hat": k_hat.mean().item() if len(k_hat) and k_hat.isfinite().all() else None,
-    }
+def as_candidates(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str, Any]:
+    """What as many draws of either model do for resampling from P."""
+    k = min(of_base.energy.shape[1], of_policy.energy.shape[1]) - 1
+    laws = {"base": (of_base, of_base.log_base), "distilled": (of_policy, of_policy.log_pi)}
+    told: dict[str, Any] = {"draws": k}
+    for name, (scored, log_q) in laws.items():
+        log_weight = (scored.log_score - log_q)[:, : k + 1]
+        Z, gain = log_partition(log_weight[:, 1:]), certified_gain(-log_weight[:, 0], -log_weight[:, 1:])
+        told[name] = {
+            "ess": _mean(Z.ess, counts),
+            "largest_share": _mean(Z.largest_share, counts),
+            "log_partition": _mean(Z.lower, counts),
+            "certified_perplexity": as_json(counts.perplexity((log_q[:, 0] + gain).numpy())),
+        }
+    return told
 
 
 def _mean(values: Float[Tensor, " W"], counts: Counts) -> dict[str, Any]:

@@ -99,11 +99,13 @@ class FirstGiven(Rng):
         self._inner, self._first, self._at = inner, first, at
 
     def shift(self, *, contexts: int = 0, candidates: int = 0) -> "FirstGiven":
+        """The same, from a later context or candidate on."""
         b, n = self._at
         inner = self._inner.shift(contexts=contexts, candidates=candidates)
         return FirstGiven(inner, self._first, (b + contexts, n + candidates))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
+        """Streams whose first number is not asked."""
         b, n = self._at
         return _FirstGivenRows(
             self._inner.rows(contexts, candidates, draws), self._first[b : b + contexts, n : n + candidates]

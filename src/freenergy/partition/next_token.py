@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.errors import UserError
-from freenergy.partition.drawing import WeightedDraws, FirstGiven, log_weights
+from freenergy.partition.drawing import FirstGiven, WeightedDraws, log_weights
 from freenergy.partition.exact import after, completed, exact_after
 from freenergy.partition.weights import log_partition
 from freenergy.progress import Advance, Progress, Silent
@@ -121,9 +121,9 @@ def next_token(
     exact_last: bool = True,
     progress: Progress = _SILENT,
 ) -> NextToken:
-    """P(v | c, h) of the ``top_k`` likeliest tokens after the one context and the head; ``space`` holds whole texts.
+    """P(v | c, h) of the ``top_k`` likeliest tokens after the one context and the head, from ``completions`` of each.
 
-    ``completions`` of each token are drawn; None sums over all of them.
+    ``space`` holds whole texts. Without completions all endings are summed over.
     """
     _check(context, head, space, top_k, completions)
     heads, left = _as_heads(head), replace(space, length=space.length - len(head))
@@ -138,16 +138,13 @@ def next_token(
         strata = _Strata.exact(torch.cat([log_z[top], other])[: len(log_mass)])
     else:
         assert completions is not None
-        first = top.unsqueeze(1).expand(-1, completions)
-        if len(tail):
-            drawn = tail[_from_tail(log_p[tail], completions, rng.child("other"))]
-            first = torch.cat([first, drawn.unsqueeze(0)])
+        first = _first_tokens(top, tail, log_p, completions, rng.child("other"))
         with progress.track("rolling out", first.numel(), "completions") as advance:
             strata = _rolled_out(base, energy, context, head, first, left, rng.child("completions"), advance)
-    rows = _rows(top.tolist(), log_mass, strata)
+    rows, k = _rows(top.tolist(), log_mass, strata), len(top)
     return NextToken(
-        rows=tuple(rows[: len(top)]),
-        other=rows[len(top)] if len(tail) else None,
+        rows=tuple(rows[:k]),
+        other=rows[k] if len(tail) else None,
         completions=None if is_exact else completions,
         is_exact=is_exact,
         base_tokens=strata.tokens,
@@ -266,10 +263,16 @@ def _rows(tokens: list[int], log_mass: Float[Tensor, " S"], strata: _Strata) -> 
     return [*rows, *(NextRow(**values) for values in common[k:])]
 
 
-def _from_tail(log_p: Float[Tensor, " others"], num: int, rng: Rng) -> Int[Tensor, " num"]:
-    """Independent draws from the tail, few at once."""
-    parts = [rng.categorical(log_p.expand(min(_PARTS, num - n), -1)) for n in range(0, num, _PARTS)]
-    return torch.cat(parts)
+def _first_tokens(
+    top: Int[Tensor, " k"], tail: Int[Tensor, " others"], log_p: Float[Tensor, " V"], num: int, rng: Rng
+) -> Int[Tensor, "S num"]:
+    """What completions begin with: each of the top in its stratum; in the last one independent draws from the tail."""
+    first = top.unsqueeze(1).expand(-1, num)
+    if not len(tail):
+        return first
+    few = (min(_PARTS, num - n) for n in range(0, num, _PARTS))
+    drawn = torch.cat([rng.categorical(log_p[tail].expand(count, -1)) for count in few])
+    return torch.cat([first, tail[drawn].unsqueeze(0)])
 
 
 def _as_heads(head: Sequence[int]) -> Int[Tensor, "1 t"]:

@@ -26,14 +26,14 @@ from freenergy.base.settings import NgramBase, RemoteBase
 from freenergy.corpus import Corpus
 from freenergy.errors import UserError
 from freenergy.evaluation.baselines import Compared, compare
-from freenergy.evaluation.certified import log_probs_of_data, measure_joint, together
-from freenergy.evaluation.distilled import Scored, as_json, divergences
+from freenergy.evaluation.certified import together
+from freenergy.evaluation.distilled import Scored, as_candidates, as_json, divergences
 from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_windows
-from freenergy.evaluation.scores import WindowScores, score_windows, window_log_probs
+from freenergy.evaluation.scores import score_windows, window_log_probs
 from freenergy.joint import JointModel
 from freenergy.negatives.sources import FromBase
 from freenergy.negatives.store import NegativeStore, write_negatives
-from freenergy.partition import log_partition
+from freenergy.partition import certified_gain
 from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.negatives import stored_identity
 from freenergy.pipeline.opening import load
@@ -172,7 +172,11 @@ class _Measuring:
         rows = self.store.rows.numpy()
         counts = Counts.of(self.windows.continuations(rows), self.windows.documents[rows], self.corpus.tokenizer)
         of_base, of_policy = self._of_base(), self._of_policy(draws or self.store.per_prefix, mark)
-        return divergences(of_base, of_policy, counts) | {"perplexity": self._perplexity(of_base, counts)}
+        return {
+            **divergences(of_base, of_policy, counts),
+            "candidates": as_candidates(of_base, of_policy, counts),
+            "perplexity": self._perplexity(of_base, counts),
+        }
 
     def _of_base(self) -> Scored:
         """The run's candidates."""
@@ -218,15 +222,12 @@ class _Measuring:
             window_log_probs(lm, self.windows, rows, self.folder / "windows" / name, name, self.progress)
             for name, lm in (("the base", self.joint.base), ("the policy", self.policy))
         )
-        lengths = torch.ones_like(of_base.energy)
-        scores = WindowScores(log_base=of_base.log_base, energy=of_base.energy, lengths=lengths, counts=counts)
-        certified = log_probs_of_data(scores, log_partition(scores.log_weight[:, 1:]))["certified"].numpy()
-        against_joint = Compared(of_base.log_pi[:, 0].numpy(), certified, counts)
-        compared = compare(Compared(log_pi, log_base, on_rows), against_joint, self.rng.child("bootstrap"))
+        certified = of_base.log_base[:, 0] + certified_gain(of_base.energy[:, 0], of_base.energy[:, 1:])
+        against_joint = Compared(of_base.log_pi[:, 0].numpy(), certified.numpy(), counts)
         return {
             "base": PerplexityReport.of(log_base, on_rows, self.split).to_json(),
-            "distilled": compared,
-            "joint_certified": as_json(measure_joint(scores).perplexity["token"]["certified"]),
+            "distilled": compare(Compared(log_pi, log_base, on_rows), against_joint, self.rng.child("bootstrap")),
+            "joint_certified": as_json(counts.perplexity(certified.numpy())),
         }
 
 
@@ -236,7 +237,10 @@ def _verdict(told: dict[str, Any], chosen: Proposal) -> str:
         return (
             "no step came nearer to the joint model than the base: take more draws or steps, or a lower learning rate"
         )
-    low = told["kl"]["less"]["interval"][0]
+    low, (_, most) = told["kl"]["less"]["interval"][0], told["perplexity"]["distilled"]["against_base"]["interval"]
     if low is None:
         return "the text is one document, so no interval of the KL can be told"
-    return "" if low > 0 else "the interval of the KL's fall holds 0: no gain is shown"
+    return together(
+        "" if low > 0 else "the interval of the KL's fall holds 0: no gain is shown",
+        "perplexity on the text itself has risen" if most is not None and most < 0 else "",
+    )

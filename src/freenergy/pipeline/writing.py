@@ -16,7 +16,7 @@ from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.samplers.plain import no_energy
 from freenergy.samplers.texts import Texts
-from freenergy.samplers.writing import OnChunk, Writing
+from freenergy.samplers.writing import OnChunk, Writing, stream
 from freenergy.sequences import Sequences, SequenceSpace
 from freenergy.storage import file_hash
 
@@ -61,7 +61,7 @@ class Task:
         """Texts of each prefix from number ``skip`` on; prefix i draws from its own stream."""
         texts = iter([self.prefixes]) if isinstance(self.prefixes, str) else read_prefixes(self.prefixes)
         for i, prefix in islice(enumerate(texts), skip, None):
-            rng = Rng(self.seed).child("prefix", i)
+            rng = stream(self.seed, i)
             try:
                 yield self.joint.write(prefix, self.space, rng, self.writing, progress=progress, on_chunk=on_chunk)
             except UserError as error:
@@ -98,12 +98,14 @@ def _mark(folder: Path) -> Any:
 
 
 def read_prefixes(path: Path) -> Iterator[str]:
-    """One prefix a line: as it stands in a text file, or under ``prefix`` in a .jsonl file."""
+    """One prefix a line: as it stands in a text file, where it may be empty, or under ``prefix`` in a .jsonl file."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                text = line.rstrip("\n")
-                yield _prefix_of(text, f"{path}, line {number}") if path.suffix == ".jsonl" else text
+                if path.suffix != ".jsonl":
+                    yield line.rstrip("\n")
+                elif not line.isspace():
+                    yield _prefix_of(line, f"{path}, line {number}")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt or .jsonl file of prefixes") from None
     except UnicodeDecodeError:

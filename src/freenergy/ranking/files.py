@@ -25,13 +25,13 @@ from freenergy.randomness import Rng
 from freenergy.ranking.combining import Combination
 from freenergy.ranking.nbest import read_lists
 from freenergy.ranking.notes import Notes
-from freenergy.ranking.scoring import Scored, alone_with, score_file
+from freenergy.ranking.scoring import Scored, score_file
 from freenergy.ranking.significance import Tally
 from freenergy.ranking.tuning import Development
 from freenergy.ranking.tuning import tune as find_weights
 from freenergy.samplers.texts import finite
 from freenergy.scores import Ranking
-from freenergy.storage import whole
+from freenergy.storage import alone_with, whole
 
 _SILENT = Silent()
 

@@ -10,13 +10,10 @@ settings and, by its scores of the first list, the model: what another one has s
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from freenergy.errors import UserError
 from freenergy.joint import JointModel
@@ -43,24 +40,6 @@ def score_file(joint: JointModel, path: Path, folder: Path, *, ends: bool, progr
                 lines.add(_scored(joint, one, path, ends))
                 advance(1)
     return _read(path, kept)
-
-
-@contextmanager
-def alone_with(out: Path) -> Iterator[None]:
-    """Two processes that write the same file would mix their lines."""
-    lock = FileLock(out.with_name(f".{out.name}.lock"), timeout=0)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"another process is writing {out}: wait for it, or choose another file") from None
-    except OSError as error:
-        raise UserError(f"cannot write to {out.parent} ({error.strerror}): choose another file") from None
-    try:
-        yield
-    finally:
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _scored(joint: JointModel, one: NBest, path: Path, ends: bool) -> list[dict[str, Any]]:

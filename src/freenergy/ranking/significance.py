@@ -20,7 +20,7 @@ from jaxtyping import Float
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from freenergy.evaluation.bootstrap import _FEWEST, _ends, _parts, _resampled
+from freenergy.evaluation.bootstrap import FEWEST, ends_of, in_parts, resampled
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_rate
 from freenergy.randomness import Rng
 from freenergy.ranking.nbest import NBest
@@ -94,12 +94,12 @@ def compare(
         return Comparison(linear, None)
     if not gap.any():
         return Comparison(linear, 1.0)
-    if D < _FEWEST:  # too few to resample: Student's t
+    if D < FEWEST:  # too few to resample: Student's t
         reach = float(student.ppf((1 + CONFIDENCE) / 2, D - 1))
         se = (linear.value - linear.low) / reach
         return Comparison(linear, float(2 * student.cdf(-abs(linear.value) / se, D - 1)) if se else 0.0)
-    G = np.concatenate([_resampled(gap, units, size, rng) for size in _parts(resamples, D)])
-    low, high = np.quantile(G, _ends(D)).tolist()
+    G = np.concatenate([resampled(gap, units, size, rng) for size in in_parts(resamples, D)])
+    low, high = np.quantile(G, ends_of(D)).tolist()
     other_side = (1 + min((G <= 0).sum(), (G >= 0).sum())) / (resamples + 1)
     p = 2 * student.cdf(norm.ppf(other_side) * ((D - 1) / D) ** 0.5, D - 1)
     return Comparison(Measurement(linear.value, low, high), min(1.0, float(p)))

@@ -22,13 +22,11 @@ class Table(NamedTuple):
 
 def tables(found: dict[str, Any]) -> list[Table]:
     """Weights, error rates and comparisons; of each what there is."""
-    counts, tuned = found["counts"], found["tuned"]
-    title = f"Weights for {counts['lists']:,} lists of {found['file']}"
-    if tuned is not None:
-        rates = f"{100 * tuned['before']:.2f} % before, {100 * tuned['after']:.2f} % after"
-        title += f", tuned on {tuned['lists']:,} lists of {tuned['file']} (errors there: {rates})"
     rows = [[name, f"{weight:.4g}"] for name, weight in found["weights"].items()]
-    shown = [Table(title, ["score", "weight"], rows)]
+    shown, tuned = [Table("Weights", ["score", "weight"], rows)], found["tuned"]
+    if tuned is not None:
+        rows = [[tuned["file"], f"{tuned['lists']:,}", *(f"{100 * tuned[key]:.2f}" for key in ("before", "after"))]]
+        shown.append(Table("Errors in 100 on the lists tuned on", ["file", "lists", "before", "after"], rows))
     if found["errors"] is None:
         return shown
     errors = found["errors"]

@@ -84,7 +84,7 @@ class Development:
 def tune(
     development: Development, combination: Combination, rng: Rng, *, restarts: int = 8, progress: Progress = _SILENT
 ) -> dict[str, float]:
-    """Weights with the fewest errors that were found, told so that the base's is 1 where it is positive."""
+    """Weights with the fewest errors found; the base's is told as 1, or the largest where the base's is not above 0."""
     scale, start = development.scale(), combination.vector
     scaled = Development(development.terms / scale, development.errors, development.there, development.units)
     origin = start * scale  # in units of the spread, where all directions are alike
@@ -98,8 +98,7 @@ def tune(
             found.append(_descended(scaled, begin, rng.child("directions", r)))
             advance(1)
     best = min(found, key=scaled.total) / scale  # the first of equals: from the weights given
-    if best[0] > 0:
-        best = best / best[0]
+    best = best / (best[0] if best[0] > 0 else np.abs(best).max())
     if not _fewer(development.total(best), development.total(start)):
         best = start
     return {name: float(weight) for name, weight in zip(combination.names, best, strict=True)}
@@ -122,14 +121,14 @@ def _descended(development: Development, weights: Float[np.ndarray, " K"], rng: 
 def best_step(development: Development, weights: Float[np.ndarray, " K"], direction: Float[np.ndarray, " K"]) -> float:
     """The γ of the best interval's middle, nearest to 0 of equals; at most 1 + |γ| behind its nearer end."""
     steps, totals = staircase(development, weights, direction)
+    low, high = np.concatenate([[-np.inf], steps]), np.concatenate([steps, [np.inf]])
+    wide = np.isinf(high - low) | (high - low > _ROUNDING * (1 + np.abs(low)))
+    low, high, totals = low[wide], high[wide], totals[wide]
     if not _fewer(float(totals.min()), development.total(weights)):
         return 0.0
-    low, high = np.concatenate([[-np.inf], steps]), np.concatenate([steps, [np.inf]])
-    wide = high - low > _ROUNDING * (1 + np.minimum(np.abs(low), np.abs(high)))
-    low, high, totals = low[wide], high[wide], totals[wide]
     best = np.flatnonzero(totals <= totals.min() + _ROUNDING)
     i = best[np.maximum(low[best], -high[best]).argmin()]
-    near, sign = (low[i], 1.0) if low[i] >= 0 else (high[i], -1.0)
+    near, sign = (low[i], 1.0) if -low[i] <= high[i] else (high[i], -1.0)
     return float(near + sign * min((high[i] - low[i]) / 2, 1 + abs(near)))
 
 

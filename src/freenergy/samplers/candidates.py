@@ -54,6 +54,7 @@ class Candidates:
             log_base=torch.cat([part.log_base for part in parts], dim),
             log_proposal=torch.cat([part.log_proposal for part in parts], dim),
             energy=torch.cat([part.energy for part in parts], dim),
+            log_ahead=_together([part.log_ahead for part in parts], dim),
         )
 
     def take(self, columns: Int[Tensor, " some"]) -> "Candidates":
@@ -64,6 +65,7 @@ class Candidates:
             log_base=self.log_base[:, columns],
             log_proposal=self.log_proposal[:, columns],
             energy=self.energy[:, columns],
+            log_ahead=None if self.log_ahead is None else self.log_ahead[:, columns],
         )
 
     @property
@@ -96,11 +98,17 @@ class Candidates:
         """log Z of the target relative to the proposal, with effective sample size, k̂ and verdicts."""
         return log_partition(self.log_weight)
 
-    def covered(self) -> Float[Tensor, " batch"]:
-        """Share of the base's probability on strings that the proposal can draw; 1 where nothing is cut."""
+    def covered(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Share of the base's probability on strings that the proposal can draw, and its standard error.
+
+        1 ± 0 where nothing is cut. P_LM/q is uneven where much is cut: both are then of the draws at hand, and low.
+        """
+        B, n = self.energy.shape
         if self.truncation.top_k is None and self.truncation.top_p in (None, 1.0):
-            return torch.ones(len(self.energy), dtype=torch.float64)
-        return (self.log_base - self.log_proposal).exp().mean(1).clamp(max=1.0)
+            return torch.ones(B, dtype=torch.float64), torch.zeros(B, dtype=torch.float64)
+        ratio = (self.log_base - self.log_proposal).exp()
+        error = ratio.std(1) / n**0.5 if n > 1 else torch.full((B,), torch.inf, dtype=torch.float64)
+        return ratio.mean(1).clamp(max=1.0), error
 
     def check_any_acceptable(self) -> None:
         """Refuse where no candidate has any weight."""
@@ -176,6 +184,12 @@ def weigh(
         by_string = torch.zeros_like(read).scatter(0, which[places], read)
         E[b] = by_string[which]
     return found
+
+
+def _together(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
+    """All of them, where all are there."""
+    there = [part for part in parts if part is not None]
+    return torch.cat(there, dim) if len(there) == len(parts) else None
 
 
 def _first(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:

@@ -45,11 +45,7 @@ from freenergy.sequences import Sequences, SequenceSpace
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A chunk that has been written.
-
-    With look-ahead ``sampled.candidates`` have E − log Ẑ for their energies, since that is what they were chosen by;
-    ``sampled.energy`` is E.
-    """
+    """A chunk that has been written."""
 
     index: int  # 0 is the first
     tokens: tuple[int, ...]  # kept: up to EOS, or to the length that was asked for

@@ -98,8 +98,10 @@ def bound_for_distance(log_weight: Float[Tensor, " n"], distance: float) -> floa
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is zero; the lower end where it is below zero already."""
-    return low if falling(low) <= 0 else float(brentq(falling, low, high, xtol=1e-13))
+    """Where a falling function is zero; the lower end where it is below zero already, the upper where never."""
+    if falling(low) <= 0:
+        return low
+    return high if falling(high) >= 0 else float(brentq(falling, low, high, xtol=1e-13))  # equal weights: by rounding
 
 
 def _log_mean(log_weight: Float[Tensor, " n"]) -> float:

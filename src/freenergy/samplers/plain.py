@@ -2,7 +2,7 @@
 
     x ~ q(· | c),      q = P_LM, or P_LM tempered and truncated
 
-With no energy this is the target itself: the distance is 0.
+The base is the target, so the distance is 0. The energy says what it thinks of the draws and changes none: to compare.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def no_energy(x: Continuations) -> Float[Tensor, "B N"]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """``num`` independent draws of the base; the energy is not asked."""
+    """``num`` independent draws of the base."""
 
     num: int = 1
     truncation: Truncation = ANCESTRAL
@@ -50,7 +50,7 @@ class Plain:
         check_one(context)
         with progress.track("drawing", self.num, "continuations") as advance:
             found = propose(
-                base, no_energy, context, self.num, space, rng.child("draw"),
+                base, energy, context, self.num, space, rng.child("draw"),
                 truncation=self.truncation, at_once=self.at_once, advance=advance,
             )  # fmt: skip
         return Sampled(
@@ -58,7 +58,7 @@ class Plain:
             log_base=found.log_base,
             energy=found.energy,
             method="base",
-            target="restricted",
+            target="base",
             distance=0.0,
             is_estimated=False,
             base_tokens=tokens_in(found.x),

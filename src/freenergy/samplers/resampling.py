@@ -10,7 +10,7 @@ The law of what is emitted, with w the weight of x and W_{n−1} the sum of n �
 The bound is estimated from the same draws (w_i/Z by n·w_i/Σw), so it is as good as they are: the verdict says when they
 are bad. Several results of one context are chosen among the same candidates: with replacement each follows P_n, without
 only the first does. With a goal for the effective sample size, n depends on the weights that were seen, and the law
-above holds only nearly.
+above holds only nearly. Looks are ``every`` so many candidates, whatever fits into memory at once.
 """
 
 from dataclasses import dataclass
@@ -38,12 +38,13 @@ class Resampling:
     num: int = 1
     replacement: bool = True  # False: results of a context are different strings
     effective: float | None = None  # goal: stop drawing when so many candidates are effective
+    every: int = 128  # candidates between two looks at the goal
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
     at_once: int = 128  # candidates in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("candidates", "num", "at_once"))
+        check_counts(self, ("candidates", "num", "every", "at_once"))
         if self.effective is not None and not 1 <= self.effective <= self.candidates:
             raise UserError(
                 f"{self.effective} effective candidates out of at most {self.candidates} were asked for: ask for 1 "
@@ -70,7 +71,7 @@ class Resampling:
     ) -> Candidates:
         """n candidates, or as many as reach the goal."""
         parts: list[Candidates] = []
-        n, step = 0, self.candidates if self.effective is None else self.at_once
+        n, step = 0, self.candidates if self.effective is None else self.every
         while n < self.candidates:
             count = min(step, self.candidates - n)
             stream = rng.shift(candidates=n)

@@ -9,7 +9,7 @@ time: its candidates fill the machine, and memory does not grow with the number 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -34,7 +34,7 @@ class Sampled:
     log_base: Float[Tensor, "1 num"]
     energy: Float[Tensor, "1 num"]
     method: str
-    target: Target
+    target: Target | Literal["base"]
     distance: float  # total variation between the law of one result and the target, at most
     is_estimated: bool  # the distance is an estimate from the draws, not a promise
     base_tokens: int  # drawn from the base

@@ -188,6 +188,6 @@ def _notes(particles: Particles) -> tuple[str, ...]:
     if origins < min(_FEW, n / 2):
         notes.append(
             f"the particles effectively descend from {origins:.1f} of {n}: results are alike and their distance from "
-            "the target is hardly known; take more particles, or fit the energy at several lengths (training.lengths)"
+            "the target is hardly known; take more particles, or resample less (share)"
         )
     return tuple(notes)

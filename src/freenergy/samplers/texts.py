@@ -1,11 +1,13 @@
 """What was written, as text: to read, to print, as JSON and as a data frame."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from freenergy.corpus import Tokenizer
 from freenergy.errors import UserError
+from freenergy.protocols import ANCESTRAL
 from freenergy.samplers.candidates import Candidates
 from freenergy.samplers.sampled import Sampled, effective
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 _TARGETS = {
     "joint": "the joint model on the strings that the proposal can draw",
     "restricted": "the joint model restricted to the truncated base",
+    "base": "the base, truncated and tempered as asked",
 }
+_LARGE_SHARE = 0.5  # of one candidate: nothing that is estimated from such weights is worth telling
 
 
 @final
@@ -27,6 +31,7 @@ class Text:
     tokens: tuple[int, ...]
     log_base: float
     energy: float
+    drawn: int  # tokens that the numbers are of: more than ``tokens`` where the document ended before them
     share: float | None = None  # of the weight among the candidates; None for several chunks
     has_ended: bool = False  # EOS was written
 
@@ -35,6 +40,7 @@ class Text:
         return {
             "text": self.text,
             "tokens": len(self.tokens),
+            "drawn": self.drawn,
             "log_base": finite(self.log_base),
             "energy": finite(self.energy),
             "log_score": finite(self.log_base - self.energy),
@@ -75,7 +81,9 @@ class Texts:
 
     def all_notes(self) -> list[str]:
         """What speaks against trusting the texts, each thing once."""
-        return list(dict.fromkeys([*self.notes, *(note for step in self.steps for note in step.notes)]))
+        found, of = Counter(note for step in self.steps for note in step.notes), len(self.steps)
+        told = [f"{note} ({count} of {of} chunks say so)" if count > 1 else note for note, count in found.items()]
+        return [*dict.fromkeys(self.notes), *told]
 
     def to_json(self, *, candidates: bool = False) -> dict[str, Any]:
         """Texts and diagnostics; with every candidate if asked."""
@@ -139,7 +147,7 @@ def diagnosis(step: Sampled) -> dict[str, Any]:
 
 def weights(candidates: Candidates) -> dict[str, Any]:
     """Effective sample size, largest share, k̂ and coverage of one context's candidates."""
-    n = candidates.energy.shape[1]
+    n, (covered, error) = candidates.energy.shape[1], candidates.covered()
     found = candidates.diagnostics() if n > 1 else None
     return {
         "candidates": n,
@@ -149,7 +157,8 @@ def weights(candidates: Candidates) -> dict[str, Any]:
         "k_hat": None if found is None else finite(float(found.k_hat)),
         "log_partition": None if found is None else finite(float(found.lower)),
         "standard_error": None if found is None else finite(float(found.standard_error)),
-        "covered": float(candidates.covered()),
+        "covered": float(covered),
+        "covered_error": finite(float(error)),
     }
 
 
@@ -169,11 +178,20 @@ def told(steps: Sequence[Sampled]) -> list[str]:
     accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
     rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
     how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
+    is_known = not any(row.get("largest_share", 0.0) > _LARGE_SHARE for row in numbers)
+    far = f"at most {worst:.2g} ({how})" if is_known else "not known, since one candidate carries most of the weight"
     lines.append(
-        f"{steps[0].method}: {rate}total variation from {_TARGETS[steps[0].target]} at most {worst:.2g} ({how}); "
+        f"{steps[0].method}: {rate}total variation from {_target(steps[0])} {far}; "
         f"{sum(step.base_tokens for step in steps):,} base tokens"
     )
     return lines
+
+
+def _target(step: Sampled) -> str:
+    """The law that was aimed at, in words."""
+    found = step.candidates
+    words = "the joint model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.target]
+    return words if found is None or found.log_ahead is None else f"{words}, looking ahead,"
 
 
 def finite(value: float) -> float | None:

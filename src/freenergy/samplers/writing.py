@@ -15,7 +15,7 @@ from freenergy.samplers.sampled import SILENT, Sampled, Sampler
 from freenergy.samplers.texts import Text, Texts
 from freenergy.sequences import Sequences, SequenceSpace
 
-OnChunk = Callable[[int, str], None]  # number of the text, what was added to it
+OnChunk = Callable[[str, int, str], None]  # the prefix, number of the text, what was added to it
 
 
 @final
@@ -31,6 +31,11 @@ class Writing:
     def __post_init__(self) -> None:
         if self.chunks < 1 or self.look_ahead < 0:
             raise UserError(f"chunks is {self.chunks} and look_ahead {self.look_ahead}: set them to at least 1 and 0")
+
+
+def stream(seed: int, number: int = 0) -> Rng:
+    """The random numbers of a prefix: the first of many has those of one alone."""
+    return Rng(seed).child("prefix", number)
 
 
 def write_texts(
@@ -58,7 +63,7 @@ def write_texts(
             chunks.append(chunk)
             text = _joined(chunks, tokenizer)
             if on_chunk is not None:
-                on_chunk(r, text.text[len(shown) :])
+                on_chunk(prefix, r, text.text[len(shown) :])
             shown = text.text
         texts.append(text)
         steps += [chunk.sampled for chunk in chunks]
@@ -100,18 +105,20 @@ def _single(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
     if sampled.candidates is not None and sampled.chosen is not None:
         merged = sampled.candidates.merged()[0].softmax(0)
         shares = merged[sampled.chosen].tolist()
-    cut = [_until(x, tokenizer.eos) for x in sampled.x.lists()[0]]
-    rows = zip(cut, sampled.log_base[0].tolist(), sampled.energy[0].tolist(), shares, strict=True)
+    strings = sampled.x.lists()[0]
+    rows = zip(strings, sampled.log_base[0].tolist(), sampled.energy[0].tolist(), shares, strict=True)
     return tuple(
         Text(
             text=tokenizer.decode(x),
             tokens=tuple(x),
             log_base=log_base,
             energy=E,
+            drawn=len(drawn),
             share=share,
             has_ended=tokenizer.eos in x,
         )
-        for x, log_base, E, share in rows
+        for drawn, log_base, E, share in rows
+        for x in [_until(drawn, tokenizer.eos)]
     )
 
 
@@ -128,5 +135,6 @@ def _joined(chunks: list[Chunk], tokenizer: Tokenizer) -> Text:
         tokens=tokens,
         log_base=sum(float(chunk.sampled.log_base) for chunk in chunks),
         energy=sum(float(chunk.sampled.energy) for chunk in chunks),
+        drawn=sum(int(chunk.sampled.x.lengths[0, 0]) for chunk in chunks),
         has_ended=tokenizer.eos in tokens,
     )

@@ -58,9 +58,7 @@ class Distilling:
     baseline: bool = True  # False is the plain policy gradient
     validation_windows: int = 60
     validation_draws: int = 32  # of each new proposal, for each validation window
-    measured_draws: int | None = (
-        None  # of the result, for each held-out window; None: as many as the run has candidates
-    )
+    measured_draws: int | None = None  # of the result, for each held-out window; None: as many as the base's there
     optimisation: Optimisation = field(
         default_factory=lambda: Optimisation(
             steps=200, batch_size=8, learning_rate=1e-4, warmup=10, weight_decay=0.0, validate_every=25
