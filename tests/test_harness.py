@@ -15,6 +15,7 @@ from freenergy import Continuations, JointModel, NgramFeatures, NgramLM, Rng, Ta
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.settings import NgramEnergy
 from freenergy.harness import TextModel, cut
+from freenergy.samplers.plain import no_energy
 
 P = {  # P(next | last); the first row is that of a text's beginning
     "": {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25},
@@ -117,7 +118,7 @@ def test_writing_follows_the_joint_law(joint):
     model, rng = TextModel(joint, n=64), Rng(3)
     texts = [model.write("a", [], 1, rng.child(i)) for i in range(120)]
     assert 1 <= texts.count("b") <= 45
-    mutant = TextModel(JointModel(joint.base, harness._no_energy, joint.tokenizer), n=64)
+    mutant = TextModel(JointModel(joint.base, no_energy, joint.tokenizer), n=64)
     assert [mutant.write("a", [], 1, rng.child(i)) for i in range(120)].count("b") > 45
 
 
@@ -163,7 +164,7 @@ class TestInTheHarness:
 
     def test_multiple_choice_has_the_accuracy_worked_out_by_hand(self, joint, task, monkeypatch):
         monkeypatch.setattr(harness, "load", lambda run: joint)
-        base = JointModel(joint.base, harness._no_energy, joint.tokenizer)
+        base = JointModel(joint.base, no_energy, joint.tokenizer)
         monkeypatch.setattr(harness, "_base_alone", lambda run: base)
         folder = task("multiple_choice", CHOICE)
         assert self.evaluate(folder)["acc,none"] == RIGHT["joint"]

@@ -101,6 +101,7 @@ def test_the_last_position_needs_no_draws(space):
 
 @each_space
 @pytest.mark.parametrize("head", [[1], [1, 2]], ids=str)
+@pytest.mark.slow
 def test_every_stratum_is_unbiased(space, head):
     """E[Ẑ] = Z of the likeliest token and of the others, over every branch of two completions each."""
     wanted, log_z = conditional(space, head)
@@ -314,6 +315,7 @@ def test_the_table_of_a_longer_head_is_that_of_the_whole_text():
         assert steps == pytest.approx(probability, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_real_model_agrees_with_its_steps(real):
     """512 tokens, two positions: the last one summed over the vocabulary, the first against a sum over all endings."""
     path = Path(__file__).parents[1] / "base" / "llama2c.py"

@@ -29,6 +29,7 @@ validation_per_prefix = 7
 kind = "ngram"
 order = 3
 """
+pytestmark = pytest.mark.slow
 CHANGES = [
     "base.optimisation.steps=30",
     "evaluation.candidates=16",

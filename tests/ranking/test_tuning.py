@@ -46,6 +46,7 @@ def slow_total(development, weights):
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_the_staircase_is_the_error_along_the_line(seed, coarse):
     """At many places of the line, all but those that lie on a step."""
     development, (weights, direction) = problem(seed, coarse=coarse), line(seed, coarse)
@@ -58,6 +59,7 @@ def test_the_staircase_is_the_error_along_the_line(seed, coarse):
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_the_step_is_as_good_as_the_best_of_a_grid(seed, coarse):
     development, (weights, direction) = problem(seed, coarse=coarse), line(seed, coarse)
     step = best_step(development, weights, direction)
@@ -107,6 +109,7 @@ def test_the_expected_error_and_its_gradient():
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_tuning_is_as_good_as_trying_every_direction(seed):
     """Two ratios matter of three weights: a grid over the sphere, against the search."""
     development = problem(seed, D=12)

@@ -128,6 +128,7 @@ def emitted(sampler, space):
 @both_targets
 @both_spaces
 @small_cases
+@pytest.mark.slow
 def test_the_law_is_the_product_of_mean_ratios(target, eos, length, completions):
     space = SequenceSpace(vocab_size=V, length=length, eos=eos)
     found = emitted(Autoregressive(top_k=2, completions=completions, target=target), space)
@@ -141,6 +142,7 @@ def test_the_law_is_the_product_of_mean_ratios(target, eos, length, completions)
     assert distance(found, world.exact()) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_law_of_three_tokens():
     space = SequenceSpace(vocab_size=V, length=3, eos=0)
     found = emitted(Autoregressive(top_k=2, completions=1), space)
@@ -170,6 +172,7 @@ def test_one_token_is_exact(target):
 
 @both_targets
 @both_spaces
+@pytest.mark.slow
 def test_the_bound_is_above_the_distance_and_falls_as_one_over_m(target, eos):
     world = World(SequenceSpace(vocab_size=V, length=2, eos=eos), 2, target)
     for m in (1, 2, 3, 4):
@@ -222,6 +225,7 @@ def test_the_books_are_right(eos):
         assert 0 < sampled.base_tokens < sampler.cost(space)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     space = SequenceSpace(vocab_size=V, length=3)
     texts = [
@@ -288,6 +292,7 @@ def test_bad_requests_are_refused():
         Autoregressive()(BASE, broken, CONTEXT, space, Rng(0))
 
 
+@pytest.mark.slow
 def test_forbidden_tokens_are_not_written():
     likely = int(BASE.next_log_probs(CONTEXT).argmax())
 

@@ -33,6 +33,7 @@ def candidates(strings, log_base, log_proposal, energy, **settings):
 @each_truncation
 @each_space
 @pytest.mark.parametrize("target", ["joint", "restricted"])
+@pytest.mark.slow
 def test_weights_turn_the_proposal_into_the_target(make_world, truncation, eos, target):
     """Σ_x q(x) w(x) f(x) for every indicator f: P_LM e^{−E} where q > 0 (joint), or q e^{−E} (restricted)."""
     world = make_world(eos=eos)
@@ -146,6 +147,7 @@ def test_how_many_at_once_changes_nothing(world, at_once):
     assert torch.equal(parts.log_weight, whole.log_weight)
 
 
+@pytest.mark.slow
 def test_how_many_at_once_on_a_real_model(stories):
     """Rounding alone: log-probabilities within 1e-4, and at most one of 8 texts of 8 tokens may differ.
 

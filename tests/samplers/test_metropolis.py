@@ -57,6 +57,7 @@ def by_hand(world, truncation=ANCESTRAL, target="restricted"):
 
 @each_proposal
 @pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
+@pytest.mark.slow
 def test_the_target_is_invariant(make_world, truncation, target, eos):
     world = make_world(eos=eos)
     K, p, can_draw = matrix(world, truncation, target), world.law(target, truncation), world.proposal(truncation) > 0
@@ -76,6 +77,7 @@ def test_the_target_is_invariant(make_world, truncation, target, eos):
     ],
     ids=["upside down", "always", "squared"],
 )
+@pytest.mark.slow
 def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
     monkeypatch.setattr(metropolis, "_chance", mutant)
     p = world.law()
@@ -91,6 +93,7 @@ def test_a_wrong_target_is_caught(world, tv):
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.slow
 def test_the_law_of_a_chain(make_world, steps, at_once):
     """q K^t, whether steps are proposed one by one or together."""
     world = make_world(**SMALL)
@@ -103,6 +106,7 @@ def test_the_law_of_a_chain(make_world, steps, at_once):
     torch.testing.assert_close(world.vector(found), wanted, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 def test_chains_are_independent(make_world):
     world = make_world(**SMALL)
     found = law(
@@ -151,6 +155,7 @@ def arguments(world):
 
 @pytest.mark.parametrize("at_once", [1, 3, 128])
 @pytest.mark.parametrize("num", [1, 4])
+@pytest.mark.slow
 def test_a_call_is_its_steps(world, num, at_once):
     """The same bits step by step, however many are proposed at once; and what is told is of these steps."""
     sampler = Metropolis(steps=12, num=num, at_once=at_once)
@@ -220,6 +225,7 @@ def test_bad_settings_are_refused(world):
 
 
 @pytest.mark.statistical
+@pytest.mark.slow
 def test_drawn_with_real_random_numbers(world, monkeypatch):
     """The ends of 4,000 chains of 3 steps follow q K³: Pearson's test at 1e-6, so one seed in a million fails.
 

@@ -67,6 +67,7 @@ def test_rejection_is_exact(make_world, truncation, target):
 
 
 @pytest.mark.parametrize(("most", "at_once"), [(2, 1), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.slow
 def test_whenever_it_ends_it_is_exact(make_world, most, at_once):
     """P(x) · (1 − (1 − Z/β)^most): what was rejected before, and how many are made at once, leave no trace."""
     world = make_world(**SMALL)
@@ -78,6 +79,7 @@ def test_whenever_it_ends_it_is_exact(make_world, most, at_once):
     torch.testing.assert_close(world.vector(found), (1 - refused) * world.law(), atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 def test_two_results_are_independent(make_world):
     world = make_world(**SMALL)
     bound = 1.2 * world.weights().max().item()
@@ -110,6 +112,7 @@ def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
 
 
 @pytest.mark.parametrize("wish", [{"acceptance": 0.5}, {"distance": 0.2}], ids=str)
+@pytest.mark.slow
 def test_the_pilot_chooses_the_bound_and_is_not_emitted(make_world, wish):
     """Σ over pilots of two draws: q(pilot) · q(x) · min(w(x), β(pilot))/β(pilot). Mutant: the pilot is emitted."""
     world = make_world(**SMALL)
@@ -288,6 +291,7 @@ def test_forbidden_strings_are_never_accepted(world):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(world, at_once):
     for settings in ({"log_bound": 2.0}, {"distance": 0.1, "pilot": 30}):
         sampler = Rejection if "log_bound" in settings else QuasiRejection
@@ -349,6 +353,7 @@ def fits(world, found, wanted):
 
 
 @pytest.mark.statistical
+@pytest.mark.slow
 def test_drawn_with_real_random_numbers(world, monkeypatch):
     """4,000 results follow P (and P_β): each of two tests fails once in a million seeds.
 

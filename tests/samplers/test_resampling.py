@@ -66,6 +66,7 @@ def far(q, w, n):
 
 @each_n
 @each_proposal
+@pytest.mark.slow
 def test_the_law_is_the_formula(make_world, n, shape, truncation, target):
     world = make_world(**shape)
     found = world.vector(emitted(world, Resampling(candidates=n, truncation=truncation, target=target)))
@@ -125,6 +126,7 @@ def by_hand(world, n, replacement):
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.slow
 def test_the_law_of_two_results(make_world, n, replacement):
     world = make_world(**three_tokens)
     found, wanted = (
@@ -143,6 +145,7 @@ def test_the_law_of_two_results(make_world, n, replacement):
         assert sum(first.values()) == pytest.approx(1 - found["refused"], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_merging_without_adding_is_seen(make_world, monkeypatch):
     """Mutant: of equal strings one is kept with its own weight alone; seen where two of three are equal."""
     world = make_world(**three_tokens)
@@ -152,6 +155,7 @@ def test_merging_without_adding_is_seen(make_world, monkeypatch):
     assert (world.vector(emitted(world, Resampling(candidates=3))) - wanted).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_forbidden_strings_are_never_emitted(make_world):
     """With E = +inf for some: the law is that of what has weight, and the rest of the time there is nothing to emit."""
     world = make_world()
@@ -235,6 +239,7 @@ def test_what_is_told(world):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(world, at_once):
     arguments = (world.base, world.energy, world.context, world.space)
     first = Resampling(candidates=50, num=4, at_once=50)(*arguments, Rng(9))

@@ -143,7 +143,15 @@ CASES = {
 }  # fmt: skip
 
 
-MANY_BRANCHES = {"2 particles, multinomial", "3 particles, multinomial"}
+MANY_BRANCHES = {
+    "2 particles, multinomial",
+    "3 particles, multinomial",
+    "2 particles with EOS, longer",
+    "3 particles with EOS",
+    "resample in half of the cases",
+    "look at every second token",
+    "islands",
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MANY_BRANCHES)) for n in CASES])
@@ -185,6 +193,7 @@ def last_look_stays_behind(flock, rows, is_due):
 
 
 @pytest.mark.parametrize("mutant", [weights_stay, last_look_is_forgotten, last_look_stays_behind])
+@pytest.mark.slow
 def test_a_wrong_weight_is_caught(mutant, monkeypatch):
     lm, energy, sampler = table(), Random(spread=2.0), Sequential(particles=2, **SHORT)
     space = space_of(lm, 2)
@@ -198,6 +207,7 @@ def test_a_wrong_weight_is_caught(mutant, monkeypatch):
         assert abs(sum(p * z for p, z in estimates) - sum(wanted.values())) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_follow_the_exchange_is_caught(monkeypatch):
     lm, energy, sampler = table(), Random(spread=2.0), Sequential(particles=2, **SHORT)
     space = space_of(lm, 3)
@@ -206,6 +216,7 @@ def test_a_model_that_does_not_follow_the_exchange_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
+@pytest.mark.slow
 def test_the_law_of_one_result_is_that_of_a_plain_sum(share):
     """Two particles of two tokens, every choice written out: tokens, ancestors, tokens, the one that is emitted."""
     lm, energy = table(), Random(4)
@@ -338,6 +349,7 @@ class Forbidding:
         return torch.tensor([[self.of(string) for string in row] for row in x.lists()], dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_forbidden_strings_have_no_weight():
     lm, energy = table(3), Forbidding(2)
     space, sampler = space_of(lm, 2), Sequential(particles=2, **SHORT)
@@ -465,6 +477,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_a_stepper_goes_on_from_what_was_selected(name):
     """After any exchanges, log P of the next token is that of the string that stands there now."""
     lm = MODELS[name]()

@@ -38,6 +38,8 @@ class Sampled:
     distance: float  # total variation between the law of one result and the target, at most
     is_estimated: bool  # the distance is an estimate from the draws, not a promise
     base_tokens: int  # drawn from the base
+    log_partition: float | None = None  # log Ẑ, where the sampler has an estimate of its own
+    ess: float | None = None  # effective candidates or particles, likewise
     acceptance: float | None = None  # share of proposals that were accepted
     candidates: Candidates | None = None  # with their weights, where results were chosen among candidates
     chosen: Int[Tensor, " num"] | None = None  # which of them

@@ -170,6 +170,8 @@ class Sequential:
             distance=min(1.0, math.sqrt(particles.variance) / 2),
             is_estimated=True,
             base_tokens=particles.base_tokens,
+            log_partition=float(particles.log_partition),
+            ess=effective(log_weight),
             notes=_notes(particles),
         )
 

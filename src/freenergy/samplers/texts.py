@@ -142,6 +142,8 @@ def diagnosis(step: Sampled) -> dict[str, Any]:
         "base_tokens": step.base_tokens,
         "acceptance": step.acceptance,
     }
+    if step.log_partition is not None:
+        told |= {"log_partition": finite(step.log_partition), "ess": step.ess}
     return told | ({} if step.candidates is None else weights(step.candidates))
 
 
