@@ -177,8 +177,9 @@ def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
             failed += "error" in row
             if as_json:
                 opening = head[:-1] + ', "results": [' if not i else ", "
-                with bars.above() as console:
-                    console.out(opening + json.dumps(row, ensure_ascii=False, allow_nan=False), highlight=False)
+                piece = opening + json.dumps(row, ensure_ascii=False, allow_nan=False)
+                with bars.above() as console:  # bars leave whole lines alone; elsewhere the object is one line
+                    console.out(piece, highlight=False, end="\n" if console.is_terminal else "")
             elif not isinstance(written, Failed):
                 live.end()
                 with bars.above() as console:
