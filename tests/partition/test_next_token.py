@@ -146,6 +146,7 @@ def test_the_error_is_the_derivative_times_the_noise():
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.slow
 def test_the_error_is_the_spread_over_all_branches(top_k):
     """As energies flatten the delta method becomes exact: E[se²] = Var over every branch, to first order in them."""
     base, energy, m = TabularLM.random(Rng(5), vocab_size=2, order=1), Lookup(spread=1e-4), 2

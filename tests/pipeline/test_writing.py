@@ -66,6 +66,7 @@ def test_for_a_person(call, folder):
 @pytest.mark.parametrize(
     "method", ["resampling", "quasi-rejection", "metropolis", "sequential", "autoregressive", "base"]
 )
+@pytest.mark.slow
 def test_every_method_writes_and_says_how_far_it_may_be(call, folder, method):
     few = ("--candidates", 4, "--completions", 2, "--num", 2)
     found = sampled(call, folder, "--prefix", "The", "--method", method, *few)
@@ -76,6 +77,7 @@ def test_every_method_writes_and_says_how_far_it_may_be(call, folder, method):
     assert all(step["base_tokens"] > 0 for step in result["steps"])
 
 
+@pytest.mark.slow
 def test_rejection_with_a_bound(call, folder):
     joint = load(folder)
     context = Sequences.from_lists([joint.tokenizer.encode("The")])
@@ -88,6 +90,7 @@ def test_rejection_with_a_bound(call, folder):
     assert (status, "needs --bound" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_long_text_chunk_by_chunk(call, folder):
     found = sampled(call, folder, "--prefix", "The", "--chunks", 3, "--num", 1, "--candidates", 8)
     (result,) = found["results"]
@@ -98,6 +101,7 @@ def test_long_text_chunk_by_chunk(call, folder):
     assert (status, sum(line.startswith("The") for line in out.splitlines())) == (0, 2)
 
 
+@pytest.mark.slow
 def test_many_prefixes_from_a_file(call, folder, tmp_path):
     lines, rows = tmp_path / "prefixes.txt", tmp_path / "prefixes.jsonl"
     lines.write_text("The\nReturn the\n\n")
@@ -133,6 +137,7 @@ def test_kill_9_while_prefixes_are_continued(folder, tmp_path, kill_when):
     assert not list(tmp_path.glob(".out.jsonl.*"))
 
 
+@pytest.mark.slow
 def test_what_comes_next(call, folder):
     status, out, err = call("next", folder, "--prefix", "Return", "--top-k", 4, "--completions", 8, "--json")
     assert status == 0, err
@@ -144,6 +149,7 @@ def test_what_comes_next(call, folder):
     assert (status, "± s.e." in out, "(other)" in out) == (0, True, True)
 
 
+@pytest.mark.slow
 def test_ranking_a_file(call, folder, tmp_path):
     path = tmp_path / "lists.jsonl"
     rows = [{"prefix": "Return the", "candidates": [" number of items", " of of of"], "errors": [0, 1]}] * 3
@@ -267,6 +273,7 @@ def test_an_energy_that_accepts_nothing_fails_one_prefix_and_not_the_others(fold
     assert ["no candidate is acceptable" in failed.error for failed in task.results(Silent())] == [True, True]
 
 
+@pytest.mark.slow
 def test_from_python(folder):
     joint = load(folder)
     texts = joint.sample("Return the", candidates=16, n=3, truncation=Truncation(top_k=20), seed=1)
@@ -300,6 +307,7 @@ def test_the_base_says_that_it_is_the_base(call, folder):
     assert "total variation from the base" in str(texts)
 
 
+@pytest.mark.slow
 def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
     joint = load(folder)
     joint.save_pretrained(tmp_path / "saved")

@@ -92,6 +92,7 @@ def chosen_errors(joint, rows, pick):
     return total / sum(len(row["reference"].split()) for row in rows)
 
 
+@pytest.mark.slow
 def test_error_rates_of_every_system(joint, write, some_lists):
     rows = some_lists(40)
     found = rank_file(joint, write("lists.jsonl", rows), **PLAIN)

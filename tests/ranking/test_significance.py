@@ -36,6 +36,7 @@ def test_the_interval_is_that_of_a_plain_loop():
     assert found == again
 
 
+@pytest.mark.slow
 def test_the_p_value_belongs_to_the_interval():
     """p < 5 % exactly where 0 is outside; the p-value is that of the t-test where documents are equally long."""
     gaps = []

@@ -199,6 +199,7 @@ def test_the_estimated_bound_is_that_of_the_draws():
     assert step_distance(torch.zeros(1, 3)) == 0.0  # one token is no choice
 
 
+@pytest.mark.slow
 def test_many_completions_come_to_the_target():
     space = SequenceSpace(vocab_size=V, length=2)
     few, many = (Autoregressive(completions=m, num=8)(BASE, ENERGY, CONTEXT, space, Rng(2)) for m in (4, 200))
@@ -210,6 +211,7 @@ def test_many_completions_come_to_the_target():
 
 
 @both_spaces
+@pytest.mark.slow
 def test_the_books_are_right(eos):
     space = SequenceSpace(vocab_size=V, length=3, eos=eos)
     sampler = Autoregressive(top_k=2, completions=3, num=5)
@@ -237,6 +239,7 @@ def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     assert len({tuple(x) for x in texts[0][0]}) > 1  # each has draws of its own
 
 
+@pytest.mark.slow
 def test_uneven_weights_are_told():
     space = SequenceSpace(vocab_size=V, length=3)
     assert Autoregressive(completions=50)(BASE, Lookup(0.1), CONTEXT, space, Rng(1)).notes == ()
@@ -305,6 +308,7 @@ def test_forbidden_tokens_are_not_written():
     assert sampled.energy.eq(0).all()
 
 
+@pytest.mark.slow
 def test_an_empty_context_begins_a_document():
     space, sampler = SequenceSpace(vocab_size=V, length=2), Autoregressive(completions=3, num=9)
     empty = sampler(BASE, ENERGY, Sequences.from_lists([[]]), space, Rng(0))

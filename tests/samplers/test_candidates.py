@@ -137,6 +137,7 @@ def test_contexts_do_not_share_what_was_read(world):
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.slow
 def test_how_many_at_once_changes_nothing(world, at_once):
     contexts = Sequences.from_lists([[1], [2]])
     truncation = Truncation(temperature=1.2)

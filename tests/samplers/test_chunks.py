@@ -215,6 +215,7 @@ def test_the_law_of_two_chunks_with_look_ahead():
     assert found == pytest.approx(wanted, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_ahead_are_unbiased():
     """E[Ẑ(c x_i) | x_i] = Z(c x_i), of chunks of two tokens; and the weights that are chosen by are w · Ẑ."""
     space, context = SequenceSpace(vocab_size=V, length=2, eos=0), CONTEXT.lists()[0]
@@ -329,6 +330,7 @@ def test_a_chunk_reads_what_was_written():
         assert chunk.sampled.notes.count("from chunk") == 0
 
 
+@pytest.mark.slow
 def test_a_text_ends_at_eos():
     for seed in range(20):
         chunks = chunks_of(eos=0, seed=seed)
@@ -345,6 +347,7 @@ def test_a_text_ends_at_eos():
     assert not any(chunk.has_ended for chunk in chunks_of(seed=1))
 
 
+@pytest.mark.slow
 def test_a_text_ends_at_a_length():
     whole = text_of(chunks_of())
     for most in (1, 2, 5, 8, 9):
@@ -423,6 +426,7 @@ def test_any_sampler_can_write():
     assert {chunk.sampled.method for chunk in chunks} == {"autoregressive"}
 
 
+@pytest.mark.slow
 def test_candidates_that_lead_nowhere_are_not_chosen():
     """Nothing may follow a 2: without look-ahead it is written all the same, and the next chunk cannot be."""
 

@@ -84,6 +84,7 @@ def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
     assert (p @ matrix(world) - p).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_wrong_target_is_caught(world, tv):
     """The weights of one target do not leave the other invariant."""
     truncation = Truncation(temperature=0.6)
@@ -136,6 +137,7 @@ def test_how_far_after_t_steps(make_world, tv):
     assert tv(p, torch.linalg.matrix_power(K, 10)[heaviest]) > distance(log_z, log_bound, 20)
 
 
+@pytest.mark.slow
 def test_a_chain_leaves_what_is_forbidden(make_world):
     """From a weight of zero any proposal is taken; P stays invariant, and the bound holds from there too."""
     world = make_world()
@@ -193,6 +195,7 @@ def test_chains_go_on_with_another_energy(world):
     assert (moved <= info.accepted).all()
 
 
+@pytest.mark.slow
 def test_a_stated_bound(world):
     largest = world.weights().max().log().item()
     stated = Metropolis(steps=50, log_bound=largest + 1)(*arguments(world), Rng(1))

@@ -53,6 +53,7 @@ def cut_law(world, bound, target="restricted", truncation=ANCESTRAL):
 
 
 @pytest.mark.parametrize(("truncation", "target"), PROPOSALS, ids=str)
+@pytest.mark.slow
 def test_rejection_is_exact(make_world, truncation, target):
     """One proposal: accepted strings follow P to rounding, as often as Z/β."""
     world = make_world()
@@ -92,6 +93,7 @@ def test_two_results_are_independent(make_world):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
+@pytest.mark.slow
 def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
     """Both samplers; mutant: told as exact."""
     world = make_world(**SMALL)
@@ -175,6 +177,7 @@ def test_a_larger_bound_is_nearer_and_dearer():
 
 
 @pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.slow
 def test_the_estimate_of_the_acceptance_is_unbiased(world, num):
     bound = 0.5 * world.weights().max().item()
     mean = tv = 0.0
@@ -197,6 +200,7 @@ def jackknife(log_weight, bound):
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.0, 2.0])
+@pytest.mark.slow
 def test_the_standard_error_is_that_of_leaving_one_out(bound):
     """Within 5 % of the jackknife at 300 draws; forgetting that Z is estimated too would be 15 % off or more."""
     log_weight = Rng(6).normal(300)
@@ -243,6 +247,7 @@ def test_what_is_told(make_world):
     assert found.base_tokens >= sum(len(x) for x in found.x.lists()[0])
 
 
+@pytest.mark.slow
 def test_what_quasi_rejection_tells(make_world):
     world = make_world(spread=1.5)
     wish = QuasiRejection(distance=0.1, pilot=2000, num=5)

@@ -79,6 +79,7 @@ def test_the_law_is_the_formula(make_world, n, shape, truncation, target):
 
 @each_n
 @each_proposal
+@pytest.mark.slow
 def test_it_comes_nearer_as_the_bound_says(make_world, tv, n, shape, truncation, target):
     world = make_world(**shape)
     q, w, p = world.proposal(truncation), world.weights(target, truncation), world.law(target, truncation)

@@ -375,6 +375,7 @@ def test_where_nothing_is_acceptable_it_says_so():
         Sequential(particles=4, every=1)(lm, never, CONTEXT, space_of(lm, 3), Rng(0))
 
 
+@pytest.mark.slow
 def test_results_tell_their_cost_and_their_doubts():
     lm, energy = table(4), Random(2, spread=3.0)
     sampler = Sequential(particles=50, num=3, every=1)
@@ -522,6 +523,7 @@ def test_walking_in_parts_is_walking_at_once(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mamba", "ngram", "own"])
+@pytest.mark.slow
 def test_particles_of_every_model_know_their_probability(name):
     """The base's log-probabilities survive all exchanges."""
     lm = MODELS[name]()

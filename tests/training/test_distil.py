@@ -286,6 +286,7 @@ def test_draws_come_from_the_last_policy_that_was_nearer(tmp_path):
     assert kept == nearer[-2:], "older proposals are not needed any more"
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_not_nearer_leaves_the_proposal(tmp_path):
     task = make_task(tmp_path, learning_rate=5.0, warmup=0, steps=5, clip=0.0)
     with torch.no_grad():
