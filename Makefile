@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test test-fast check format browser clean
+.PHONY: demo test test-fast bench bench-quick check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
@@ -13,6 +14,14 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
+
+# About forty minutes; stopped, it goes on with BENCH=--continue. The last lines say what has become slower.
+bench: $(BENCH_READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py --page docs/performance.md $(BENCH)
+
+# A few minutes; leaves the committed results alone.
+bench-quick: $(BENCH_READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py --quick --rounds 1 $(BENCH)
 
 check: $(READY)
 	$(BIN)/ruff check
@@ -37,3 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,eval]"
 	touch $(READY)
+
+$(BENCH_READY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	touch $(BENCH_READY)

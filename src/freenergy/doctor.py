@@ -7,6 +7,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,20 @@ def _exact_law() -> tuple[bool, str]:
     return worst < 1e-12, f"{len(strings)} strings, largest difference {worst:.0e}"
 
 
-def _shared_prefix() -> tuple[bool, str]:
+def _shared_prefix(*, fused: bool) -> tuple[bool, str]:
     from freenergy.base.huggingface import HuggingFaceLM
     from freenergy.base.presets import build, preset
 
-    lm = HuggingFaceLM(build(preset("tiny").config(vocab_size=64, eos=0), Rng(0)), eos=0)
+    model = build(preset("tiny").config(vocab_size=64, eos=0), Rng(0))
+    lm = HuggingFaceLM(model, eos=0, fused=fused)
     contexts = Sequences.from_lists([[1, 2, 3], [4, 5]])
     draws = lm.sample(contexts, 16, SequenceSpace(vocab_size=64, length=8), Rng(0))
-    shared = lm.shares_prefix
     lm.shares_prefix = False
     worst = float((draws.log_base - lm.log_prob(draws.x)).abs().max())
-    return shared and worst < 1e-4, f"largest difference from a plain forward pass {worst:.0e} nats"
+    wanted = "compiled steps" if fused else "own steps"
+    if lm.decodes_by != wanted:
+        return fused, f"{lm.decodes_by} instead" + ": no C++ compiler was found" * fused
+    return worst < 1e-4, f"largest difference from a plain forward pass {worst:.0e} nats"
 
 
 def _speed() -> tuple[bool, str]:
@@ -102,7 +106,8 @@ def _files() -> tuple[bool, str]:
 
 _CHECKS: tuple[tuple[str, Callable[[], tuple[bool, str]]], ...] = (
     ("sampling law equals the model's", _exact_law),
-    ("one copy of the prefix, same numbers", _shared_prefix),
+    ("one copy of the prefix, same numbers", partial(_shared_prefix, fused=False)),
+    ("the same by compiled steps", partial(_shared_prefix, fused=True)),
     ("matrix products", _speed),
     ("cache folder", _files),
 )

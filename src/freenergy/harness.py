@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.corpus.joining import join
-from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.traced import draw_with_energy
 from freenergy.errors import UserError
 from freenergy.joint import RECORD, JointModel
 from freenergy.pipeline import load, load_base
@@ -65,9 +65,9 @@ class TextModel:
             vocab_size=self.joint.base.vocab_size, length=length or self.length, eos=self.tokenizer.eos
         )
         tokens = self._fitting(self.tokenizer.encode(context), space.length)
-        draws = self.joint.base.sample(Sequences.from_lists([tokens]), self.n, space, rng.child("draws"))
-        log_weight = -energies_in_parts(self.joint.energy, draws.x)
-        chosen = int(rng.child("choice").categorical(log_weight).item())
+        contexts, stream = Sequences.from_lists([tokens]), rng.child("draws")
+        draws, energy = draw_with_energy(self.joint.base, self.joint.energy, contexts, self.n, space, stream)
+        chosen = int(rng.child("choice").categorical(-energy).item())
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
 
     def _fitting(self, context: list[int], length: int) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, UserError
-from freenergy.base import shared_prefix
+from freenergy.base import huggingface, shared_prefix
 from freenergy.base.presets import PRESETS, build, count_parameters, preset
 
 V = 50
@@ -83,6 +83,7 @@ def test_only_one_copy_of_the_prefix_is_attended_to(llama, monkeypatch):
         return part(q, k, v, seen_mask, softcap)
 
     monkeypatch.setattr(shared_prefix, "_part", spy)
+    monkeypatch.setattr(llama, "_decoder", None)  # as for an architecture that has no steps of ours
     contexts = Sequences.from_lists([[1] * 20, [2] * 17])
     llama.sample(contexts, 9, SequenceSpace(vocab_size=V, length=4), Rng(0))
     rows = {shape[0] for shape in seen if shape[2] == 20}
@@ -90,7 +91,8 @@ def test_only_one_copy_of_the_prefix_is_attended_to(llama, monkeypatch):
     assert {shape[0] for shape in seen if shape[2] < 20} == {18}
 
 
-def test_the_stock_attention_is_put_back(llama):
+def test_the_stock_attention_is_put_back(llama, monkeypatch):
+    monkeypatch.setattr(llama, "_decoder", None)
     stock = llama.model.config._attn_implementation
     llama.sample(Sequences.from_lists([[1, 2]]), 2, SequenceSpace(vocab_size=V, length=3), Rng(0))
     assert llama.model.config._attn_implementation == stock != shared_prefix.NAME
@@ -120,6 +122,56 @@ def test_an_architecture_of_unknown_attention_is_read_plainly(llama, monkeypatch
     monkeypatch.undo()
     x = Continuations.from_lists([[1, 2, 3]], [[[5, 6], [7, 8]]])
     torch.testing.assert_close(wrong.log_prob(x), llama.log_prob(x), atol=1e-5, rtol=0)
+
+
+def test_every_way_to_sample_draws_the_same(llama, monkeypatch):
+    """Own steps, compiled ones, the model's, and whole strings: the same tokens from the same stream."""
+    space, contexts = SequenceSpace(vocab_size=V, length=5, eos=0), Sequences.from_lists([[1, 2, 3], [4]])
+    ways = [llama, HuggingFaceLM(llama.model, eos=0, fused=True)]
+    ways += [HuggingFaceLM(llama.model, eos=0) for _ in range(2)]
+    ways[2]._decoder = ways[3]._decoder = None
+    ways[3].shares_prefix = False
+    names = [lm.decodes_by for lm in ways]
+    assert names[0] == "own steps"
+    assert names[1] in ("compiled steps", "own steps")  # as there is a compiler
+    assert names[2:] == ["the model's steps", "whole strings"]
+    draws = [lm.sample(contexts, 6, space, Rng(0)) for lm in ways]
+    for other in draws[1:]:
+        assert torch.equal(other.x.tokens, draws[0].x.tokens)
+        torch.testing.assert_close(other.log_base, draws[0].log_base, atol=1e-4, rtol=0)
+
+
+def test_the_environment_asks_for_compiled_steps(llama, monkeypatch):
+    asked = []
+    of = huggingface.Decoder.of
+    monkeypatch.setattr(huggingface.Decoder, "of", lambda model, compiled: asked.append(compiled) or of(model))
+    for value in ("1", "0", ""):
+        monkeypatch.setenv(huggingface.FUSED, value)
+        HuggingFaceLM(llama.model, eos=0)
+        HuggingFaceLM(llama.model, eos=0, fused=True)
+    monkeypatch.delenv(huggingface.FUSED)
+    HuggingFaceLM(llama.model, eos=0)
+    assert asked == [True, True, False, True, False, True, False]
+
+
+def test_weights_that_change_are_the_weights_that_sample(llama):
+    """Training, or moving a model to another precision, after it was wrapped."""
+    lm = HuggingFaceLM(LlamaForCausalLM(llama.model.config), eos=0)
+    space, contexts = SequenceSpace(vocab_size=V, length=4), Sequences.from_lists([[1, 2]])
+    before = lm.sample(contexts, 5, space, Rng(0))
+    with torch.no_grad():
+        for weight in lm.model.parameters():
+            weight.copy_(2 * weight)
+    after = lm.sample(contexts, 5, space, Rng(0))
+    torch.testing.assert_close(after.log_base, lm.log_prob(after.x), atol=1e-4, rtol=0)
+    assert (before.log_base - lm.log_prob(before.x)).abs().max() > 1e-3
+    lm.model.double()
+    wide = lm.sample(contexts, 5, space, Rng(0))
+    torch.testing.assert_close(wide.log_base, lm.log_prob(wide.x), atol=1e-6, rtol=0)  # their norm is float32
+    assert lm.decodes_by == "own steps"
+    lm.model.bfloat16()
+    assert lm.decodes_by == "the model's steps"
+    assert lm.sample(contexts, 5, space, Rng(0)).log_base.isfinite().all()
 
 
 def test_prefix_longer_than_the_context_is_one_sentence(llama):

@@ -17,7 +17,7 @@ CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
 V = 4
 
 
-def hugging_face(name, **options):
+def hugging_face(name, *, fused=False, **options):
     sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 16}
     config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
@@ -27,7 +27,7 @@ def hugging_face(name, **options):
         with torch.no_grad():
             for weight in model.parameters():
                 weight.normal_(0, 0.4)  # far from uniform, so that a wrong law shows
-    return HuggingFaceLM(model, eos=0)
+    return HuggingFaceLM(model, eos=0, fused=fused)
 
 
 def ngram():
@@ -41,6 +41,7 @@ ROWS = {
     "ngram": (NgramLM, ngram, 1e-12),
     "gpt2": (HuggingFaceLM, lambda: hugging_face("GPT2"), 1e-6),
     "llama": (HuggingFaceLM, lambda: hugging_face("Llama", num_key_value_heads=2, intermediate_size=32), 1e-6),
+    "gpt2, compiled": (HuggingFaceLM, lambda: hugging_face("GPT2", fused=True), 1e-6),
     "gpt-neox": (HuggingFaceLM, lambda: hugging_face("GPTNeoX", intermediate_size=32), 1e-6),
     "mistral": (
         HuggingFaceLM,
@@ -49,7 +50,7 @@ ROWS = {
     ),
     "mamba": (HuggingFaceLM, lambda: hugging_face("Mamba", state_size=4), 1e-6),
 }
-SHARED = {"gpt2", "llama", "gpt-neox", "mistral"}
+SHARED = {"gpt2", "gpt2, compiled", "llama", "gpt-neox", "mistral"}
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -1,5 +1,7 @@
 """The bidirectional energy: from the base, from a masked trunk, from an encoder with its own tokenizer."""
 
+from collections import Counter
+
 import pytest
 import tokenizers
 import torch
@@ -11,6 +13,7 @@ from freenergy.base import shared_prefix
 from freenergy.base.presets import build, preset
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
+from freenergy.energies import batching
 from freenergy.energies.bit import Bit
 from freenergy.energies.opening import load_energy
 from freenergy.energies.settings import BitEnergy
@@ -181,8 +184,10 @@ def test_a_network_without_attention_is_one_sentence():
 
 @pytest.mark.parametrize("prefix_once", [False, True])
 def test_an_attention_that_is_not_obeyed_is_found_out(prefix_once, monkeypatch):
-    part, lm = shared_prefix._part, base()
-    monkeypatch.setattr(shared_prefix, "_part", lambda q, *rest: part(1.1 * q, *rest))
+    lm = base()
+    for name in ("_part", "scaled_dot_product_attention"):
+        own = getattr(shared_prefix, name)
+        monkeypatch.setattr(shared_prefix, name, lambda q, *rest, own=own, **more: own(1.1 * q, *rest, **more))
     with pytest.raises(UserError, match="cannot be read in both directions"):
         Bit.from_base(BitEnergy(prefix_once=prefix_once), lm)
 
@@ -282,6 +287,29 @@ def test_losses_are_counted(encoder_folder, corpus_tokenizer):
     assert energy.crossed == 4
     assert energy.lost["characters that the encoder does not know"] >= 1
     assert energy.lost["bytes that are not UTF-8"] == 1
+
+
+@pytest.mark.parametrize("prefix_once", [False, True])
+def test_text_crosses_in_portions_with_the_same_energies_and_exact_counts(
+    prefix_once, encoder_folder, corpus_tokenizer, monkeypatch
+):
+    """Portions of three strings and batches of a few tokens, against all at once as in training."""
+    settings = BitEnergy(start="encoder", encoder="x", prefix_once=prefix_once, over="all")
+    energy = moved(Bit.from_encoder(settings, encoder_folder("Bert"), corpus_tokenizer))
+    endings = [" sat on", " s", " ☃", " the cat and the", "$", " cat. the cat$", ""]
+    one, two = (texts(corpus_tokenizer, prefix, endings) for prefix in ("the cat", "an é and"))
+    x = Continuations.cat([one, two], dim=0)
+    wanted, lost = energy(x).detach(), dict(energy.lost)
+    assert energy.crossed == 14
+    assert lost
+    energy.crossed, energy.lost = 0, Counter()
+    monkeypatch.setattr(batching, "_PORTION", 3)
+    monkeypatch.setattr(batching, "_BUDGET", 200)
+    with torch.no_grad():
+        found = energy(x)
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-5)
+    assert energy.crossed == 14
+    assert dict(energy.lost) == lost
 
 
 @pytest.mark.parametrize("prefix_once", [False, True])

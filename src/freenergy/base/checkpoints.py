@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.errors import UserError
@@ -54,8 +55,10 @@ def _dense(model: PreTrainedModel) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    dense: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    dense.load_state_dict(model.state_dict())
+    with no_init_weights():
+        dense: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    dense.load_state_dict(model.state_dict(), assign=True)  # neither drawn at random nor copied
+    dense.tie_weights()
     return dense
 
 

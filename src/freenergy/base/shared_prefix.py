@@ -24,6 +24,7 @@ from typing import Any, final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -71,6 +72,7 @@ class _Terms:
     dropout: float
 
 
+_PLAIN = _Terms(None, None, 0.0)
 _ACTIVE: ContextVar[_Reading | None] = ContextVar("freenergy_reading", default=None)
 
 
@@ -136,13 +138,18 @@ def _attention(
         reading.memory.keys.append(key)
         reading.memory.values.append(value)
     (R, H, S, D), K, T, prefix = query.shape, key.shape[1], key.shape[2], reading.prefix
+    if prefix is None and reading.lengths is not None and terms == _PLAIN:  # one part: torch's own attention is faster
+        seen = None if _all_are(reading.lengths, T) else (torch.arange(T).to(key.device) < reading.lengths.view(R, 1))
+        mask = None if seen is None else seen.view(R, 1, 1, T).expand(R, 1, S, T)
+        whole = scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=H != K)
+        return whole.transpose(1, 2), None
     B = R if prefix is None else len(prefix.lengths)
     q = query.reshape(B, R // B, K, H // K, S, D) * (scaling if scaling is not None else D**-0.5)
     step = torch.arange(T - S, T, device=query.device)  # place of each new token in its row
     out, mass_x = _over_row(q, key, value, reading.lengths, step, terms)
     if prefix is not None:
         out_p, mass_p = _over_prefix(q, prefix.keys[layer], prefix.values[layer], prefix.lengths, step, terms)
-        out = torch.lerp(out, out_p, torch.sigmoid(mass_p - mass_x))
+        out = torch.lerp(out, out_p, torch.sigmoid(mass_p - mass_x).to(out))
     return out.reshape(R, H, S, -1).transpose(1, 2), None
 
 
@@ -157,12 +164,14 @@ def _over_prefix(
     """All N·G·S queries of a context against one copy of its keys."""
     (B, N, K, G, S, D), P = q.shape, k.shape[2]
     ahead = torch.arange(P, device=q.device) - lengths.view(B, 1)  # −1 is the last token of the context
-    seen = (ahead < 0).view(B, 1, P).expand(B, S, P)
-    if terms.window is not None:
-        seen = seen & (step.view(1, S, 1) - ahead.view(B, 1, P) < terms.window)
-    seen = seen.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
-    out, mass = _part(q.transpose(1, 2).reshape(B, K, N * G * S, D), k, v, seen, terms)
-    return out.view(B, K, N, G, S, -1).transpose(1, 2), mass.view(B, K, N, G, S, 1).transpose(1, 2)
+    hidden = None
+    if terms.window is not None or not _all_are(lengths, P):
+        hidden = (ahead >= 0).view(B, 1, P).expand(B, S, P)
+        if terms.window is not None:
+            hidden = hidden | (step.view(1, S, 1) - ahead.view(B, 1, P) >= terms.window)
+        hidden = hidden.view(B, 1, 1, S, P).expand(B, 1, N * G, S, P).reshape(B, 1, N * G * S, P)
+    out, mass = _part(q.transpose(1, 2).reshape(B, K, N * G * S, D), k, v, hidden, terms)
+    return out.view(B, K, N, G, S, -1).transpose(1, 2), mass.reshape(B, K, N, G, S, 1).transpose(1, 2)
 
 
 def _over_row(
@@ -177,21 +186,32 @@ def _over_row(
     (B, N, K, G, S, D), T = q.shape, k.shape[2]
     place = torch.arange(T, device=q.device)
     back = step.view(S, 1) - place
+    hidden: Tensor | None = None
     if lengths is None:
-        seen = ((back >= 0) & (back < (terms.window or T + 1))).repeat(G, 1)
-    else:
-        near = (back.abs() < (terms.window or T + 1)).repeat(G, 1)
-        seen = near & (place < lengths.view(-1, 1)).view(-1, 1, 1, T)
-    out, mass = _part(q.reshape(B * N, K, G * S, D), k, v, seen, terms)
-    return out.view(B, N, K, G, S, -1), mass.view(B, N, K, G, S, 1)
+        hidden = ((back < 0) | (back >= (terms.window or T + 1))).repeat(G, 1)
+    elif terms.window is not None or not _all_are(lengths, T):
+        far = (back.abs() >= (terms.window or T + 1)).repeat(G, 1)
+        hidden = far | (place >= lengths.view(-1, 1)).view(-1, 1, 1, T)
+    out, mass = _part(q.reshape(B * N, K, G * S, D), k, v, hidden, terms)
+    return out.view(B, N, K, G, S, -1), mass.reshape(B, N, K, G, S, 1)
 
 
-def _part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
+def _all_are(lengths: Int[Tensor, " rows"], width: int) -> bool:
+    """Whether nothing is padded; only a CPU is asked, since another device would have to be waited for."""
+    return lengths.device.type == "cpu" and bool((lengths == width).all())
+
+
+def _part(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, terms: _Terms) -> tuple[Tensor, Tensor]:
     """Attention over one part, and the log of its share of the softmax's denominator."""
+    asks = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if hidden is None and not asks and terms == _PLAIN and q.device.type == "cpu" and k.shape[2]:
+        out, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)
+        return out, mass.unsqueeze(-1)
     scores = q @ k.transpose(-1, -2)
     if terms.softcap is not None:
         scores = terms.softcap * torch.tanh(scores / terms.softcap)
-    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)  # finite: a part with nothing to see has weight 0
+    if hidden is not None:  # finite: a part with nothing to see has weight 0
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
     mass = scores.logsumexp(-1, keepdim=True)
     weights = (scores - mass).exp()
     if terms.dropout:  # the parts' weights are those of the whole up to a factor, so this is dropout on the whole

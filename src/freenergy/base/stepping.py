@@ -170,9 +170,10 @@ def in_chunks(
     truncation: Truncation,
     *,
     rows: int,
+    most_contexts: int | None = None,
     draw: Callable[..., Draws] = ancestral,
 ) -> Draws:
-    """Ancestral sampling with at most ``rows`` continuations at once.
+    """Ancestral sampling with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
 
     ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates;
     ``draw`` samples with it as ``ancestral`` does, and may look on.
@@ -180,7 +181,7 @@ def in_chunks(
     """
     if num < 1 or len(contexts) < 1:
         raise UserError(f"{num} continuations of {len(contexts)} contexts were asked for: ask for at least one of each")
-    per_chunk = max(1, rows // num)
+    per_chunk = max(1, min(rows // num, most_contexts or len(contexts)))
     chunks = []
     for b in range(0, len(contexts), per_chunk):
         some = slice(b, b + per_chunk)

@@ -9,7 +9,7 @@ Legend: K layers chosen, H width of the states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -17,8 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from freenergy.base.stepping import sum_dtype
-from freenergy.sequences import Continuations
+from freenergy.base.stepping import ancestral, sum_dtype
+from freenergy.protocols import ANCESTRAL, Draws, Truncation
+from freenergy.randomness import Rng
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 
 @final
@@ -38,6 +40,10 @@ class Trace:
         blank = torch.zeros(B, N, L, dtype=sum_dtype(device), device=device)
         return cls(blank.new_zeros(B, N, layers, width), blank, blank, blank, blank.bool())
 
+    def of_layers(self, which: Sequence[int]) -> "Trace":
+        """The same with some of the layers, by their place among those that were chosen."""
+        return replace(self, states=self.states[:, :, list(which)])
+
     @staticmethod
     def cat(parts: "Sequence[Trace]", dim: int) -> "Trace":
         """Join traces of other contexts (dim 0) or of more candidates (dim 1)."""
@@ -54,6 +60,23 @@ class TracingLM(Protocol):
 
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
         """The trace of given continuations."""
+        ...
+
+
+@runtime_checkable
+class TracingSampler(TracingLM, Protocol):
+    """A language model that shows its insides while it draws."""
+
+    def sample_traced(
+        self,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        truncation: Truncation = ANCESTRAL,
+        layers: Sequence[int] = (),
+    ) -> tuple[Draws, Trace]:
+        """Draws as ``sample`` makes them, and the trace that ``trace`` would read from them."""
         ...
 
 
@@ -142,3 +165,12 @@ class TracedStepper:
         self._recorder.add(*(value.unsqueeze(2) for value in column))
         if self._eos is not None:
             self._is_running = self._is_running & (tokens != self._eos)
+
+
+def traced_ancestral(
+    stepper: ShowingStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+) -> tuple[Draws, Trace]:
+    """``ancestral``, and the trace of what it drew."""
+    traced = TracedStepper(stepper, num, space.eos)
+    draws = ancestral(traced, contexts, num, space, rng, truncation)
+    return draws, traced.finish(draws.x)

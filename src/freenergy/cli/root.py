@@ -11,18 +11,34 @@ from typing import Annotated, Any
 
 import typer
 
+from freenergy import __version__
 from freenergy.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Energy-based models of text: train, measure, write.",
 )
 
 _INTERRUPTED = 130
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+
+
+def _say_version(is_asked: bool) -> bool:
+    if is_asked:
+        typer.echo(f"freenergy {__version__}")
+        raise typer.Exit
+    return is_asked  # what it returns is the option's value
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Energy-based models of text: train, measure, write."""
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -18,7 +18,9 @@ from transformers import AutoModel, PreTrainedModel
 
 from freenergy.base.presets import set_dropout
 from freenergy.corpus import Tokenizer
-from freenergy.energies.crossing import Crossing, no_room
+from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
+from freenergy.energies.crossing import Apart, Crossing, Together, no_room
+from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import (
     copied,
@@ -48,6 +50,9 @@ class Bit(nn.Module):
         self.settings, self.eos, self.crossing = settings, eos, crossing
         self.crossed = 0
         self.lost: Counter[str] = Counter()
+        self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
+        if settings.int8:
+            check_int8(network)
         set_dropout(network, settings.dropout)
         self.trunk = Trunk(network, "prefix_once" if settings.prefix_once else "bidirectional")
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=network.dtype)
@@ -72,6 +77,8 @@ class Bit(nn.Module):
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
         """E(c, x)."""
         x = readable(x, self.eos, self.trunk.device)
+        if not wants_gradients(self):
+            return self._without_gradients(x)
         energy: Tensor = self.readout(self.trunk(x) if self.crossing is None else self._through_text(x))
         return energy
 
@@ -90,33 +97,57 @@ class Bit(nn.Module):
         return self.crossing.together(readable(x, self.eos, torch.device("cpu"))).losses
 
     def _through_text(self, x: Continuations) -> States:
-        assert self.crossing is not None
+        """All strings at once, for training."""
         (B, N), device = x.shape, self.trunk.device
-        if self.settings.prefix_once:
-            apart = self.crossing.apart(x)
-            self._count(apart.losses)
-            self._check_fits(int(apart.x.contexts.lengths.max()) + int(apart.x.lengths.max()))
-            states = self.trunk(apart.x.to(device))
-            return States(states.prefix, apart.in_prefix.unsqueeze(1).to(device), states.x, apart.in_x.to(device))
-        together = self.crossing.together(x)
-        self._count(together.losses)
-        self._check_fits(int(together.rows.lengths.max()))
-        whole = self.trunk.whole(together.rows.to(device)).view(B, N, -1, self.trunk.width)
-        return States(whole, together.in_prefix.to(device), whole, together.in_x.to(device))
+        crossed = self._cross(x)
+        self._take(crossed)
+        if isinstance(crossed, Apart):
+            states = self.trunk(crossed.x.to(device))
+            return States(states.prefix, crossed.in_prefix.unsqueeze(1).to(device), states.x, crossed.in_x.to(device))
+        whole = self.trunk.whole(crossed.rows.to(device)).view(B, N, -1, self.trunk.width)
+        return States(whole, crossed.in_prefix.to(device), whole, crossed.in_x.to(device))
 
-    def _count(self, losses: list[frozenset[str]]) -> None:
-        self.crossed += len(losses)
-        for lost in losses:
+    def _without_gradients(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """In batches; the text of the next strings crosses while the network reads the present ones."""
+        if self.crossing is None:
+            return in_batches(x, self.trunk, self._energy)
+        E = torch.zeros(x.shape, dtype=self.trunk.dtype, device=self.trunk.device)
+        places = portions(*x.shape)
+        crossed = ahead(lambda place: self._cross(x[place[0]].candidates(place[1])), places)
+        for (b, n), part in zip(places, crossed, strict=True):
+            self._take(part)
+            E[b, n] = self._read(part)
+        return E
+
+    def _cross(self, x: Continuations) -> Apart | Together:
+        assert self.crossing is not None
+        return self.crossing.apart(x) if self.settings.prefix_once else self.crossing.together(x)
+
+    def _read(self, crossed: Apart | Together) -> Float[Tensor, "B N"]:
+        device, shape = self.trunk.device, crossed.in_x.shape[:2]
+        if isinstance(crossed, Apart):
+            marks = (crossed.in_prefix.to(device), crossed.in_x.to(device))
+            return in_batches(crossed.x.to(device), self.trunk, self._energy, marks)
+        marks = (crossed.in_prefix.flatten(0, 1), crossed.in_x.flatten(0, 1))
+        return rows_in_batches(crossed.rows, *marks, self.trunk, self.readout).view(shape)
+
+    def _energy(self, states: States, x: Continuations) -> Float[Tensor, "B N"]:
+        energy: Tensor = self.readout(states)
+        return energy
+
+    def _take(self, crossed: Apart | Together) -> None:
+        """Count what was lost, and refuse what does not fit."""
+        self.crossed += len(crossed.losses)
+        for lost in crossed.losses:
             self.lost.update(lost)
-
-    def _check_fits(self, needed: int) -> None:
-        if self.trunk.max_length is not None and needed > self.trunk.max_length:
-            raise no_room(needed, self.trunk.max_length)
+        needed, limit = crossed.longest, self.trunk.max_length
+        if limit is not None and needed > limit:
+            raise no_room(needed, limit)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, whole or not at all; with an encoder's tokenizer where there is one."""
         special = None if self.crossing is None else self.crossing.special
-        with saved(folder, self, self.settings, self.trunk.network, special=special) as aside:
+        with saved(folder, self, self.settings, self.trunk.network, special=special, ranges=self.ranges) as aside:
             if self.crossing is not None:
                 self.crossing.save(aside / "tokenizer")
 
@@ -128,6 +159,8 @@ class Bit(nn.Module):
             crossing = Crossing.from_saved(tokenizer, Path(folder) / "tokenizer", record["special"])
         energy = cls(BitEnergy(**record["settings"]), rebuilt(folder), eos=base.eos, crossing=crossing)
         fill(folder, energy)
+        if record.get("ranges") is not None:
+            put_in_int8(energy, record["ranges"])
         return energy
 
 

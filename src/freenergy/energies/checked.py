@@ -1,5 +1,7 @@
 """An energy's numbers, looked at before they are used."""
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,12 +11,20 @@ from freenergy.protocols import Energy
 from freenergy.sequences import Continuations
 
 
-def energies_of(energy: Energy, x: Continuations, *, where: str = "", may_forbid: bool = False) -> Float[Tensor, "B N"]:
+def energies_of(
+    energy: Energy,
+    x: Continuations,
+    *,
+    where: str = "",
+    may_forbid: bool = False,
+    known: Mapping[str, Float[Tensor, "B N"]] | None = None,
+) -> Float[Tensor, "B N"]:
     """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers.
 
-    ``may_forbid``: +inf is a number too, and says that the joint model never writes this.
+    ``may_forbid``: +inf is a number too, and says that the joint model never writes this. ``known`` is what this energy
+    can be told of x beside x itself.
     """
-    E = energy(x)
+    E = energy(x, **(known or {}))
     at = f" in {where}" if where else ""
     if not isinstance(E, Tensor) or tuple(E.shape) != x.shape:
         found = f"shape {tuple(E.shape)}" if isinstance(E, Tensor) else f"a {type(E).__name__}"
@@ -34,7 +44,13 @@ def energies_of(energy: Energy, x: Continuations, *, where: str = "", may_forbid
 
 @torch.no_grad()
 def energies_in_parts(
-    energy: Energy, x: Continuations, *, rows: int = 256, where: str = "", may_forbid: bool = False
+    energy: Energy,
+    x: Continuations,
+    *,
+    rows: int = 256,
+    where: str = "",
+    may_forbid: bool = False,
+    known: Mapping[str, Float[Tensor, "B N"]] | None = None,
 ) -> Float[Tensor, "B N"]:
     """The same without gradients, at most ``rows`` continuations at once, in float64."""
     B, N = x.shape
@@ -44,7 +60,10 @@ def energies_in_parts(
     parts = []
     for b in range(0, B, contexts):
         some = x[b : b + contexts]
-        columns = [some.candidates(slice(n, n + rows)) for n in range(0, N, rows)]
-        found = [energies_of(energy, part, where=where, may_forbid=may_forbid) for part in columns]
+        found = []
+        for n in range(0, N, rows):
+            told = {name: values[b : b + contexts, n : n + rows] for name, values in (known or {}).items()}
+            part = some.candidates(slice(n, n + rows))
+            found.append(energies_of(energy, part, where=where, may_forbid=may_forbid, known=told))
         parts.append(torch.cat([E.double().cpu() for E in found], dim=1))
     return torch.cat(parts) if parts else torch.zeros(B, N, dtype=torch.float64)

@@ -35,6 +35,7 @@ UNKNOWN = "characters that the encoder does not know"
 
 _FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _FRAME, _PREFIX, _CONTINUATION = 0, 1, 2
+Parts = list[tuple[str, str, int]]  # of each document its text in the prefix and in x, and where its EOS stood
 Marked = list[tuple[int, int]]  # tokens of the encoder, each with the part that it belongs to
 
 
@@ -48,6 +49,11 @@ class Together:
     in_x: Bool[Tensor, "B N T"]
     losses: list[frozenset[str]]  # of each string, context-major
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the encoder must have room for."""
+        return int(self.rows.lengths.max()) if len(self.rows) else 0
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -59,15 +65,20 @@ class Apart:
     in_x: Bool[Tensor, "B N L"]
     losses: list[frozenset[str]]
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the encoder must have room for."""
+        return int(self.x.contexts.lengths.max()) + int(self.x.lengths.max()) if self.x.lengths.numel() else 0
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Document:
-    """Text without an EOS in it: the part in the prefix, the part in x, and where its EOS stood (or the frame)."""
+class _Begun:
+    """The part of a document that stands in the prefix, and the state of the decoder after it."""
 
-    prefix: list[int]
-    x: list[int]
-    ending: int
+    raw: bytes
+    text: str
+    state: tuple[bytes, int]
 
 
 @final
@@ -132,7 +143,7 @@ class Crossing:
 
     def together(self, x: Continuations) -> Together:
         """Prefix and continuation as one text."""
-        strings = [self._read(documents) for documents in _documents(x, self.corpus.eos)]
+        strings = self._read(x)
         encoded = self._encode(first + rest for parts, _ in strings for first, rest, _ in parts)
         rows, losses = [], []
         for parts, lost in strings:
@@ -149,46 +160,67 @@ class Crossing:
 
     def apart(self, x: Continuations) -> Apart:
         """Prefix and continuation each on its own; the prefix is the same for all its continuations."""
-        strings = [self._read(documents) for documents in _documents(x, self.corpus.eos)]
+        strings = self._read(x)
         encoded = self._encode(text for parts, _ in strings for part in parts for text in part[:2])
-        prefixes, rows, losses = [], [], []
+        (B, N), rows, losses = x.shape, [], []
+        prefixes = [self._prefix(parts, encoded) for parts, _ in strings[::N]]
         for parts, lost in strings:
-            prefix: Marked = [(self.cls, _FRAME)]
             row: Marked = []
             for first, rest, ending in parts:
-                prefix += [(token, _PREFIX) for token in encoded[first].ids]
                 row += [(token, _CONTINUATION) for token in encoded[rest].ids]
-                (prefix if ending == _PREFIX else row).extend(self._separator(ending))
+                row += self._separator(ending) if ending != _PREFIX else []
                 lost |= encoded[first].losses | encoded[rest].losses
-            prefixes.append(prefix)
             rows.append([*row, (self.sep, _FRAME)])
             losses.append(lost)
-        B, N = x.shape
-        (contexts, of_prefix), (flat, of_x) = _padded(prefixes[::N]), _padded(rows)
+        (contexts, of_prefix), (flat, of_x) = _padded(prefixes), _padded(rows)
         crossed = Continuations(contexts, flat.tokens.view(B, N, -1), flat.lengths.view(B, N))
         return Apart(crossed, of_prefix == _PREFIX, (of_x == _CONTINUATION).view(B, N, -1), losses)
 
     def _separator(self, ending: int) -> Marked:
         return [] if ending == _FRAME else [(self.sep, ending)]
 
-    def _read(self, documents: list[_Document]) -> tuple[list[tuple[str, str, int]], frozenset[str]]:
-        """The texts of each document's two parts and where it ends; and what was lost on the way."""
-        parts, lost = [], frozenset[str]()
-        for document in documents:
-            first, rest, losses = self._text(document.prefix, document.x)
-            parts.append((first, rest, document.ending))
-            lost |= losses
-        return parts, lost
+    def _prefix(self, parts: Parts, encoded: dict[str, _Encoded]) -> Marked:
+        """The prefix alone, from the parts of any string that continues it."""
+        prefix: Marked = [(self.cls, _FRAME)]
+        for first, _, ending in parts:
+            prefix += [(token, _PREFIX) for token in encoded[first].ids]
+            prefix += self._separator(ending) if ending == _PREFIX else []
+        return prefix
 
-    def _text(self, prefix: list[int], x: list[int]) -> tuple[str, str, frozenset[str]]:
-        """Exact where the corpus is byte-level: a character that the boundary splits belongs to x."""
+    def _read(self, x: Continuations) -> list[tuple[Parts, frozenset[str]]]:
+        """Of each string the texts of each document's two parts and where it ends; and what was lost on the way."""
+        strings = []
+        for context, continuations in zip(x.contexts.lists(), x.lists(), strict=True):
+            *ended, last = _split(context, self.corpus.eos)
+            before = [(*self._text(document, self._begun(document), []), _PREFIX) for document in ended]
+            begun = self._begun(last)
+            for continuation in continuations:
+                first, *rest = _split(continuation, self.corpus.eos)
+                texts = [self._text(last, begun, first)] + [self._text([], self._begun([]), part) for part in rest]
+                endings = [_CONTINUATION] * len(rest) + [_FRAME]
+                found = before + [(*text, ending) for text, ending in zip(texts, endings, strict=True)]
+                parts = [(first_text, text, ending) for first_text, text, _, ending in found]
+                strings.append((parts, frozenset[str]().union(*(lost for _, _, lost, _ in found))))
+        return strings
+
+    def _begun(self, prefix: list[int]) -> _Begun:
+        """The part of a document that stands in the prefix, decoded once for all its continuations."""
         table = self.corpus.bytes_of_tokens
+        if table is None:
+            return _Begun(b"", self.corpus.decode(prefix), (b"", 0))
+        before, decoder = b"".join(table[token] for token in prefix), codecs.getincrementaldecoder("utf-8")("replace")
+        return _Begun(before, decoder.decode(before), decoder.getstate())
+
+    def _text(self, prefix: list[int], begun: _Begun, x: list[int]) -> tuple[str, str, frozenset[str]]:
+        """Exact where the corpus is byte-level: a character that the boundary splits belongs to x."""
+        table, first = self.corpus.bytes_of_tokens, begun.text
         if table is not None:
-            before, after = (b"".join(table[token] for token in part) for part in (prefix, x))
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            first, rest = decoder.decode(before), decoder.decode(after, final=True)
-            return first, rest, frozenset() if (first + rest).encode() == before + after else frozenset([NOT_UTF8])
-        first, text = self.corpus.decode(prefix), self.corpus.decode(prefix + x)
+            after, decoder = b"".join(table[token] for token in x), codecs.getincrementaldecoder("utf-8")("replace")
+            decoder.setstate(begun.state)
+            rest = decoder.decode(after, final=True)
+            is_exact = (first + rest).encode() == begun.raw + after
+            return first, rest, frozenset() if is_exact else frozenset([NOT_UTF8])
+        text = self.corpus.decode(prefix + x)
         is_exact = text.startswith(first) and self.corpus.encode(text) == prefix + x
         rest = text[len(first) :] if text.startswith(first) else self.corpus.decode(x)
         return first, rest, frozenset() if is_exact else frozenset([NOT_INVERTIBLE])
@@ -200,10 +232,10 @@ class Crossing:
         return {text: self._encoded(text, encoding) for text, encoding in zip(unique, encodings, strict=True)}
 
     def _encoded(self, text: str, encoding: tokenizers.Encoding) -> _Encoded:
-        covered = {place for start, end in encoding.offsets for place in range(start, end)}
-        is_lossy = self.unk in encoding.ids or any(
-            not char.isspace() and (place not in covered or self._drops(char)) for place, char in enumerate(text)
-        )
+        is_lossy, reached = self.unk in encoding.ids or any(self._drops(char) for char in set(text)), 0
+        for start, end in [*sorted(encoding.offsets), (len(text), len(text))]:
+            is_lossy = is_lossy or bool(text[reached:start].strip())  # white space is the encoder's reading
+            reached = max(reached, end)
         ends = [end for _, end in encoding.offsets]
         return _Encoded(encoding.ids, ends, frozenset([UNKNOWN]) if is_lossy else frozenset())
 
@@ -211,23 +243,18 @@ class Crossing:
         """Whether the encoder's normaliser leaves nothing of a character; accents are its reading, as case is."""
         if char not in self._dropped:
             left = char if self.encoder.normalizer is None else self.encoder.normalizer.normalize_str(char)
-            self._dropped[char] = not left.strip() and not unicodedata.combining(char)
+            self._dropped[char] = not (left.strip() or char.isspace() or unicodedata.combining(char))
         return self._dropped[char]
 
 
-def _documents(x: Continuations, eos: int) -> Iterator[list[_Document]]:
-    """Each string, context-major, cut at its EOS tokens."""
-    for context, continuations in zip(x.contexts.lists(), x.lists(), strict=True):
-        for continuation in continuations:
-            documents, parts = [], ([], [])  # type: tuple[list[_Document], tuple[list[int], list[int]]]
-            marks = [_PREFIX] * len(context) + [_CONTINUATION] * len(continuation)
-            for token, mark in zip(context + continuation, marks, strict=True):
-                if token == eos:
-                    documents.append(_Document(*parts, mark))
-                    parts = ([], [])
-                else:
-                    parts[mark - _PREFIX].append(token)
-            yield [*documents, _Document(*parts, _FRAME)]
+def _split(tokens: list[int], eos: int) -> list[list[int]]:
+    """Cut at EOS tokens, which are left out; the last part is what has not ended."""
+    parts = []
+    while eos in tokens:
+        end = tokens.index(eos)
+        parts.append(tokens[:end])
+        tokens = tokens[end + 1 :]
+    return [*parts, tokens]
 
 
 def _padded(rows: Sequence[Marked]) -> tuple[Sequences, Int[Tensor, "rows T"]]:

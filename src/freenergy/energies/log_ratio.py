@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from freenergy.base.presets import set_dropout
 from freenergy.base.stepping import sum_tokens
 from freenergy.corpus import Tokenizer
+from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import LogRatioEnergy
@@ -47,13 +48,24 @@ class LogRatio(nn.Module):
         # in a tuple, so that the base is no part of this module: it is neither trained nor saved
         self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
 
-    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(c, x)."""
+    def forward(self, x: Continuations, log_base: Float[Tensor, "B N"] | None = None) -> Float[Tensor, "B N"]:
+        """E(c, x); ``log_base`` is log P_LM(x | c) where it is known, so that the base need not read x again."""
         x = readable(x, self.eos, self.trunk.device)
-        states = self.trunk(x)
-        with torch.no_grad():
-            trunk, head = self._base
-            log_base = log_prob(trunk(x), head, x)
+        if not wants_gradients(self):
+            ours = in_batches(x, self.trunk, lambda states, part: self._against(0.0, states, part))
+            return ours + self.alpha * (self.log_base(x) if log_base is None else log_base.to(ours))
+        if log_base is None:
+            with torch.no_grad():
+                trunk, head = self._base
+                log_base = log_prob(trunk(x), head, x)
+        return self._against(log_base.to(x.tokens.device), self.trunk(x), x)
+
+    def log_base(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """log P_LM(x | c), read by the code that reads Q."""
+        trunk, head = self._base
+        return in_batches(readable(x, self.eos, trunk.device), trunk, lambda states, part: log_prob(states, head, part))
+
+    def _against(self, log_base: Tensor | float, states: States, x: Continuations) -> Float[Tensor, "B N"]:
         energy: Tensor = self.alpha * (log_base - log_prob(states, self.head, x)) + self.readout(states)
         return energy
 

@@ -27,6 +27,7 @@ class UnitEnergy:
     pool: Pool = "mean"
     over: Over = "continuation"  # which states are pooled
     dropout: float = 0.0
+    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
 
     def __post_init__(self) -> None:
         _check_dropout(self.dropout)
@@ -50,6 +51,7 @@ class BitEnergy:
     over: Over = "continuation"
     prefix_once: bool = False  # the prefix's states do not see the continuation, and are computed once for N candidates
     dropout: float = 0.0
+    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
 
     def __post_init__(self) -> None:
         if (self.start == "encoder") != bool(self.encoder):

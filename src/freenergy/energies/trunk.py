@@ -11,6 +11,8 @@ L continuation tokens, T tokens of whole strings, H width.
 """
 
 import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -73,8 +75,19 @@ class Trunk(nn.Module):
         device: torch.device = self.network.device
         return device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the states."""
+        dtype: torch.dtype = self.network.dtype
+        return dtype
+
     def forward(self, x: Continuations) -> States:
         """States of contexts, none of them empty, and of their continuations."""
+        self.check(x)
+        return self.after(x.contexts)(x) if self.shares_prefix else self._separate(x)
+
+    def check(self, x: Continuations) -> None:
+        """Refuse strings that are too long, or have tokens that the network does not know."""
         check_fits(x.contexts, x.tokens.shape[2], self.max_length)
         largest = max(int(part.max()) if part.numel() else 0 for part in (x.contexts.tokens, x.tokens))
         if largest >= self.vocab_size:
@@ -82,28 +95,33 @@ class Trunk(nn.Module):
                 f"the text has token {largest}, but the energy's network knows {self.vocab_size} tokens: "
                 "train the energy with the tokenizer of this text"
             )
-        return self._shared(x) if self.shares_prefix else self._separate(x)
 
     def whole(self, rows: Sequences) -> Float[Tensor, "R T H"]:
         """States of whole strings, seen in both directions unless the reading is causal."""
         if self.reading == "causal":  # padding comes last, so no token sees it
             return self._states(rows.tokens)
         with seeing_both_ways(self.network, rows.lengths):
-            return self._states(rows.tokens, torch.zeros_like(rows.lengths))
+            return self._states(rows.tokens, torch.zeros_like(rows.lengths[:1]))
 
-    def _shared(self, x: Continuations) -> States:
-        prefix_states, prefix = self._read(x.contexts)
-        B, N, L = x.tokens.shape
-        states = prefix_states.new_zeros(B, N, L, self.width)
-        if states.numel():
-            starts, lengths = prefix.lengths.repeat_interleave(N), x.lengths.flatten()
-            causal = self.reading == "causal"
-            reading = (
-                attending_to(prefix, self.network) if causal else seeing_both_ways(self.network, lengths, after=prefix)
-            )
-            with reading:
-                states = self._states(x.tokens.flatten(0, 1), starts).view(B, N, L, -1)
-        return States(prefix_states.unsqueeze(1), x.contexts.mask.unsqueeze(1), states, x.mask)
+    def after(self, contexts: Sequences) -> Callable[[Continuations], States]:
+        """Read contexts, none of them empty, once; what is returned reads continuations of theirs."""
+        prefix_states, prefix = self._read(contexts)
+
+        def read(x: Continuations) -> States:
+            B, N, L = x.tokens.shape
+            states = prefix_states.new_zeros(B, N, L, self.width)
+            if states.numel():
+                starts = prefix.lengths if B == 1 else prefix.lengths.repeat_interleave(N)
+                with self._reading_after(prefix, x.lengths.flatten()):
+                    states = self._states(x.tokens.flatten(0, 1), starts).view(B, N, L, -1)
+            return States(prefix_states.unsqueeze(1), contexts.mask.unsqueeze(1), states, x.mask)
+
+        return read
+
+    def _reading_after(self, prefix: Prefix, lengths: Int[Tensor, " R"]) -> AbstractContextManager[None]:
+        if self.reading == "causal":
+            return attending_to(prefix, self.network)
+        return seeing_both_ways(self.network, lengths, after=prefix)
 
     def _read(self, contexts: Sequences) -> tuple[Float[Tensor, "B P H"], Prefix]:
         """Read the contexts once: their states, and what the continuations need to remember."""
@@ -112,7 +130,7 @@ class Trunk(nn.Module):
             states = self.network(contexts.tokens, past_key_values=cache, use_cache=True).last_hidden_state
             return states, Prefix.from_cache(cache, contexts.lengths)
         with remembering(self.network, contexts.lengths) as prefix:
-            states = self._states(contexts.tokens, torch.zeros_like(contexts.lengths))
+            states = self._states(contexts.tokens, torch.zeros_like(contexts.lengths[:1]))
         return states, prefix
 
     def _separate(self, x: Continuations) -> States:
@@ -124,8 +142,8 @@ class Trunk(nn.Module):
         prefix_mask = x.contexts.mask.unsqueeze(1).expand(B, N, P)
         return States(states[:, :, :P], prefix_mask, own, x.mask)
 
-    def _states(self, tokens: Int[Tensor, "R S"], starts: Int[Tensor, " R"] | None = None) -> Float[Tensor, "R S H"]:
-        """One call of the network; rows begin at their own place."""
+    def _states(self, tokens: Int[Tensor, "R S"], starts: Int[Tensor, " _"] | None = None) -> Float[Tensor, "R S H"]:
+        """One call of the network; rows begin each at its own place, or all at one, which is less work."""
         options: dict[str, Any] = dict(self._options)
         if starts is not None:
             options["position_ids"] = self.offset + starts.unsqueeze(1) + torch.arange(tokens.shape[1]).to(tokens)
@@ -141,7 +159,7 @@ class Trunk(nn.Module):
         x = self._example().to(self.device)
         self.network.eval()
         try:
-            found = self._separate(x) if self.reading == "bidirectional" else self._shared(x)
+            found = self._separate(x) if self.reading == "bidirectional" else self.after(x.contexts)(x)
             wanted = [
                 self._by_own_attention(c, y) for c, ys in zip(x.contexts.lists(), x.lists(), strict=True) for y in ys
             ]

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 from freenergy.base.presets import set_dropout
 from freenergy.corpus import Tokenizer
+from freenergy.energies.batching import in_batches, wants_gradients
+from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import UnitEnergy
@@ -30,6 +32,9 @@ class Unit(nn.Module):
         super().__init__()
         self.settings, self.eos = settings, base.eos
         trunk = network or copied(without_head(network_of(base, "Unit")))
+        self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
+        if settings.int8:
+            check_int8(trunk)
         set_dropout(trunk, settings.dropout)
         self.trunk = Trunk(trunk, "causal")
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=trunk.dtype)
@@ -38,17 +43,22 @@ class Unit(nn.Module):
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
         """E(c, x)."""
         x = readable(x, self.eos, self.trunk.device)
+        if not wants_gradients(self):
+            return in_batches(x, self.trunk, lambda states, _: self.readout(states))
         energy: Tensor = self.readout(self.trunk(x))
         return energy
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, whole or not at all."""
-        with saved(folder, self, self.settings, self.trunk.network):
+        with saved(folder, self, self.settings, self.trunk.network, ranges=self.ranges):
             pass
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Unit":
         """The energy as it was saved."""
-        energy = cls(UnitEnergy(**read_record(folder)["settings"]), base, network=rebuilt(folder))
+        record = read_record(folder)
+        energy = cls(UnitEnergy(**record["settings"]), base, network=rebuilt(folder))
         fill(folder, energy)
+        if record.get("ranges") is not None:
+            put_in_int8(energy, record["ranges"])
         return energy

@@ -12,7 +12,7 @@ from numpy import arange, ndarray, unique
 from torch import Tensor
 
 from freenergy.corpus import Tokenizer
-from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.traced import Split
 from freenergy.errors import UserError
 from freenergy.evaluation.certified import JointReport, check_draws, measure_joint
 from freenergy.evaluation.perplexity import Counts
@@ -93,15 +93,16 @@ def log_proposal_of(lm: LanguageModel, x: Continuations, truncation: Truncation)
 
 
 def _score(
-    model: JointModel, x: Continuations, draws: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+    model: JointModel, x: Continuations, count: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log_base, energy, lengths and log_proposal [1, n] of one window, its own text first."""
     of_data = model.scores(x)
-    drawn, energies = [], [of_data.energy]
-    for first in range(0, draws, _AT_ONCE):
-        num = min(_AT_ONCE, draws - first)
-        drawn.append(model.base.sample(x.contexts, num, space, rng.shift(candidates=first), truncation))
-        energies.append(energies_in_parts(model.energy, drawn[-1].x))
+    split, drawn, energies = Split.of(model.energy, model.base), [], [of_data.energy]
+    for first in range(0, count, _AT_ONCE):
+        num = min(_AT_ONCE, count - first)
+        draws, known = split.draw(model.base, x.contexts, num, space, rng.shift(candidates=first), truncation)
+        drawn.append(draws)
+        energies.append(known + split.rest(draws.x))
     found = Draws.cat(drawn, dim=1)
     of_proposal = log_proposal_of(model.base, x, truncation)
     return (

@@ -28,11 +28,12 @@ def load(folder: str | Path) -> JointModel:
     run = Run.open(folder)
     if run.recipe.energy is None:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
-    lm, tokenizer = load_base(folder)
+    run.finished("base")
     run.finished("energy")
-    energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=tokenizer)
-    corpus = Corpus.open(run.stage("corpus"))
-    return JointModel(lm, energy, tokenizer, space=corpus.space, room=corpus.prefix)
+    corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
+    return JointModel(lm, energy, corpus.tokenizer, space=corpus.space, room=corpus.prefix)
 
 
 def load_base(folder: str | Path) -> Base:

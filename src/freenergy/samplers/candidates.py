@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.traced import Split, energies_of_distinct, equal_strings, first_of_each
 from freenergy.errors import UserError
 from freenergy.partition import LogPartition, log_partition
 from freenergy.progress import Advance
@@ -81,17 +81,17 @@ class Candidates:
 
     def first(self) -> Bool[Tensor, "batch num"]:
         """True where a string stands for the first time."""
-        return torch.stack([_first(which) for which in self._which()])
+        return torch.stack([first_of_each(which) for which in equal_strings(self.x)])
 
     def merged(self) -> Float[Tensor, "batch num"]:
         """log w with the weights of equal strings added: at the first of them; −inf at the others."""
         rows = []
-        for log_w, which in zip(self.log_weight, self._which(), strict=True):
+        for log_w, which in zip(self.log_weight, equal_strings(self.x), strict=True):
             # string by string from its own largest, so that none is lost below e^745 of another
             nothing = torch.full_like(log_w, torch.finfo(log_w.dtype).min)
             largest = nothing.scatter_reduce(0, which, log_w, "amax")
             total = torch.zeros_like(log_w).index_add(0, which, (log_w - largest[which]).exp())
-            rows.append(torch.where(_first(which), (total.log() + largest)[which], -torch.inf))
+            rows.append(torch.where(first_of_each(which), (total.log() + largest)[which], -torch.inf))
         return torch.stack(rows)
 
     def diagnostics(self) -> LogPartition:
@@ -119,11 +119,6 @@ class Candidates:
                 "weight of zero (an energy of +inf); draw more candidates, or look at the energy"
             )
 
-    def _which(self) -> list[Int[Tensor, " num"]]:
-        """For each context which of its different strings every candidate is."""
-        tokens = self.x.tokens.cpu().masked_fill(~self.x.mask.cpu(), -1)
-        return [torch.unique(row, dim=0, return_inverse=True)[1] for row in tokens]
-
 
 def log_weight(
     log_base: Float[Tensor, "B N"], log_proposal: Float[Tensor, "B N"], energy: Float[Tensor, "B N"], target: Target
@@ -142,7 +137,7 @@ def propose(
     *,
     truncation: Truncation = ANCESTRAL,
     target: Target = "restricted",
-    at_once: int = 128,
+    at_once: int = 256,
     advance: Advance | None = None,
 ) -> Candidates:
     """Draw ``num`` candidates of each context and weigh them, at most ``at_once`` in one call of the models.
@@ -151,16 +146,19 @@ def propose(
     """
     if num < 1 or at_once < 1:
         raise UserError(f"{num} candidates, {at_once} at once, were asked for: ask for at least one")
-    rows = []
+    split, rows = Split.of(energy, base), []
     for b in range(len(contexts)):
-        context, stream, parts = contexts[b : b + 1].trimmed(), rng.shift(contexts=b), []
+        context, stream, parts, known = contexts[b : b + 1].trimmed(), rng.shift(contexts=b), [], []
         for n in range(0, num, at_once):
             count = min(at_once, num - n)
-            parts.append(base.sample(context, count, space, stream.shift(candidates=n), truncation))
+            draws, E = split.draw(base, context, count, space, stream.shift(candidates=n), truncation)
+            parts.append(draws)
+            known.append(E)
             if advance is not None:
                 advance(count)
         draws = Draws.cat(parts, dim=1)
-        rows.append(weigh(energy, draws, truncation=truncation, target=target, at_once=at_once))
+        E = torch.cat(known, dim=1) + split.rest(draws.x, rows=at_once, may_forbid=True)
+        rows.append(_weighed(draws, E, truncation=truncation, target=target))
     return Candidates.cat(rows, dim=0)
 
 
@@ -170,30 +168,21 @@ def weigh(
     *,
     truncation: Truncation = ANCESTRAL,
     target: Target = "restricted",
-    at_once: int = 128,
+    at_once: int = 256,
 ) -> Candidates:
     """Candidates from draws; equal strings of a context are read by the energy once."""
+    E = energies_of_distinct(energy, draws.x, rows=at_once, may_forbid=True)
+    return _weighed(draws, E, truncation=truncation, target=target)
+
+
+def _weighed(draws: Draws, energy: Float[Tensor, "B N"], *, truncation: Truncation, target: Target) -> Candidates:
     log_base, log_proposal = draws.log_base.double().cpu(), draws.log_proposal.double().cpu()
-    E = torch.zeros_like(log_base)
-    found = Candidates(
-        x=draws.x, log_base=log_base, log_proposal=log_proposal, energy=E, target=target, truncation=truncation
+    return Candidates(
+        x=draws.x, log_base=log_base, log_proposal=log_proposal, energy=energy, target=target, truncation=truncation
     )
-    for b, which in enumerate(found._which()):
-        places = _first(which).nonzero().flatten()
-        read = energies_in_parts(energy, draws.x[b : b + 1].candidates(places), rows=at_once, may_forbid=True)[0]
-        by_string = torch.zeros_like(read).scatter(0, which[places], read)
-        E[b] = by_string[which]
-    return found
 
 
 def _together(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
     """All of them, where all are there."""
     there = [part for part in parts if part is not None]
     return torch.cat(there, dim) if len(there) == len(parts) else None
-
-
-def _first(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:
-    """True at the first place of every number 0, 1, …"""
-    num = len(which)
-    places = torch.full((num,), num).scatter_reduce(0, which, torch.arange(num), "amin")
-    return torch.zeros(num, dtype=torch.bool).scatter(0, places[places < num], True)

@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.base.stepping import started
-from freenergy.energies.checked import energies_in_parts
+from freenergy.energies.traced import Split
 from freenergy.energies.trunk import Trunk
 from freenergy.errors import UserError
 from freenergy.progress import Progress
@@ -161,8 +161,9 @@ def _ahead(
 ) -> tuple[Float[Tensor, " some"], int]:
     """log Ẑ(c x_i) of some candidates, all their roll-outs in one call; and how many tokens were drawn."""
     contexts = Sequences.from_lists([text.before(string)[0] for string in strings])
-    draws = text.base.sample(contexts, look_ahead, text.space, rng, sampler.truncation)
-    E = energies_in_parts(text.energy, draws.x, rows=sampler.at_once, may_forbid=True)
+    split = Split.of(text.energy, text.base)
+    draws, known = split.draw(text.base, contexts, look_ahead, text.space, rng, sampler.truncation)
+    E = known + split.rest(draws.x, rows=sampler.at_once, may_forbid=True)
     log_w = log_weight(draws.log_base.double().cpu(), draws.log_proposal.double().cpu(), E, sampler.target)
     return log_w.logsumexp(1) - math.log(look_ahead), tokens_in(draws.x)
 

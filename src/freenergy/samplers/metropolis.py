@@ -66,7 +66,7 @@ class Metropolis:
     log_bound: float | None = None  # log w_max, where it is known
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 128  # proposals in one call of the models
+    at_once: int = 256  # proposals in one call of the models
 
     def __post_init__(self) -> None:
         check_counts(self, ("steps", "num", "at_once"))

@@ -32,7 +32,7 @@ class Plain:
 
     num: int = 1
     truncation: Truncation = ANCESTRAL
-    at_once: int = 128
+    at_once: int = 256
 
     def __post_init__(self) -> None:
         check_counts(self, ("num", "at_once"))

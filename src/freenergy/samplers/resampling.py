@@ -41,7 +41,7 @@ class Resampling:
     every: int = 128  # candidates between two looks at the goal
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 128  # candidates in one call of the models
+    at_once: int = 256  # candidates in one call of the models
 
     def __post_init__(self) -> None:
         check_counts(self, ("candidates", "num", "every", "at_once"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.corpus import Windows
@@ -51,6 +51,7 @@ class Batch:
     x: Continuations
     index: Int[Tensor, " batch"]
     columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
+    log_base: Float[Tensor, "batch num"] | None = None  # log P_LM of the whole negatives, where they are whole
 
 
 def cuts(length: int, num: int) -> tuple[int, ...]:
@@ -90,11 +91,14 @@ class StoredContrast:
                 f"a training step takes {num} negatives of each prefix but {K} are stored: "
                 "set training.negatives lower or negatives.per_prefix higher"
             )
-        x = self.all(index)
+        data = self.windows.continuations(self.store.rows[index])
+        draws = self.store.draws(index, data.contexts)
+        x = Continuations.cat([data, draws.x], dim=1)
         order = rng.child("negatives").uniform(len(index), K).argsort(1)[:, :num] + 1
         chosen = torch.cat([torch.zeros(len(index), 1, dtype=torch.long), order], dim=1)
         rows = torch.arange(len(index)).unsqueeze(1)
-        return Batch(Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen]), index, chosen)
+        picked = Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
+        return Batch(picked, index, chosen, draws.log_base.gather(1, order - 1))
 
     def all(self, index: Int[Tensor, " batch"]) -> Continuations:
         """The windows at these places with all their negatives."""
@@ -117,4 +121,5 @@ class FreshContrast:
         rows = self.rows[index]
         data = self.windows.continuations(rows)
         draws = self.source.draw(rows, data, num, rng.child("negatives"))
-        return Batch(Continuations.cat([data, draws.x.to(data.tokens.device)], dim=1), index)
+        x = Continuations.cat([data, draws.x.to(data.tokens.device)], dim=1)
+        return Batch(x, index, log_base=draws.log_base.double().cpu())

@@ -17,11 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.energies.checked import energies_in_parts, energies_of
+from freenergy.energies.log_ratio import LogRatio
 from freenergy.errors import UserError
 from freenergy.partition import certified_gain
 from freenergy.progress import Progress
 from freenergy.protocols import Loss, Objective, Scores
 from freenergy.randomness import Rng
+from freenergy.sequences import Continuations
 from freenergy.training.contrast import Batch, Contrast, StoredContrast, cut, cuts
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step, Validation
@@ -46,6 +48,36 @@ class Offset:
         if self.train is not None and batch.columns is not None:
             return self.train[batch.index.unsqueeze(1), batch.columns]
         return own_energies(self.energy, batch.x)
+
+
+@final
+class BaseNumbers:
+    """log P_LM of what a ``LogRatio`` learns from, so that the frozen base reads no string twice.
+
+    The negatives came with theirs. That of a datum is read when it is first met, from its window alone, so that it has
+    the same bits whenever that is, and a training that was interrupted ends as one that was not.
+    """
+
+    def __init__(self, energy: LogRatio, windows: int) -> None:
+        self._energy, self._data = energy, torch.full((windows,), torch.nan, dtype=torch.float64)
+        self._held_out: dict[str, Tensor] = {}
+
+    def of(self, batch: Batch) -> dict[str, Float[Tensor, "batch candidates"]]:
+        """Data first, as in the batch; nothing where the negatives are cut, as they were not drawn so."""
+        if batch.log_base is None:
+            return {}
+        index = batch.index % len(self._data)
+        for i, row in enumerate(index.tolist()):
+            if self._data[row].isnan():
+                datum = batch.x[i : i + 1].candidates(slice(0, 1))
+                self._data[row] = self._energy.log_base(datum).item()
+        return {"log_base": torch.cat([self._data[index].unsqueeze(1), batch.log_base], dim=1)}
+
+    def of_held_out(self, x: Continuations, rows: int) -> dict[str, Float[Tensor, "windows candidates"]]:
+        """The same of what is validated on, read at the first validation."""
+        if not self._held_out:
+            self._held_out = {"log_base": energies_in_parts(self._energy.log_base, x, rows=rows)}
+        return self._held_out
 
 
 @final
@@ -74,11 +106,13 @@ class EnergyTask:
         self.micro_size = steps.batch_size // steps.accumulate
         self.held_out = validation.all(torch.arange(len(validation)))
         self.cuts = cuts(self.held_out.tokens.shape[2], settings.lengths)
+        self.base = BaseNumbers(energy, len(train)) if isinstance(energy, LogRatio) else None
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
         batch = self._cut(self.train.batch(self._index(step, micro), self.settings.negatives, rng), rng)
-        E = energies_of(self.module, batch.x, where=f"the batch of step {step}").double()
+        known = {} if self.base is None else self.base.of(batch)
+        E = energies_of(self.module, batch.x, where=f"the batch of step {step}", known=known).double()
         found = self.objective(*_scores(E if self.offset is None else E + self.offset.of(batch).to(E)))
         if not self.settings.energy_l2:
             return found
@@ -86,7 +120,9 @@ class EnergyTask:
 
     def validate(self) -> Validation:
         """Certified gain, accuracies and energies on the held-out windows."""
-        E = energies_in_parts(self.module, self.held_out, rows=self.settings.rows, where="validation")
+        rows = self.settings.rows
+        known = {} if self.base is None else self.base.of_held_out(self.held_out, rows)
+        E = energies_in_parts(self.module, self.held_out, rows=rows, where="validation", known=known)
         return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
 
     def _cut(self, batch: Batch, rng: Rng) -> Batch:
@@ -94,7 +130,8 @@ class EnergyTask:
         if len(self.cuts) == 1:
             return batch
         which = int(rng.child("cut").categorical(torch.zeros(len(self.cuts))))
-        return Batch(cut(batch.x, self.cuts[which]), batch.index + which * len(self.train), batch.columns)
+        index, is_whole = batch.index + which * len(self.train), which == len(self.cuts) - 1
+        return Batch(cut(batch.x, self.cuts[which]), index, batch.columns, batch.log_base if is_whole else None)
 
     def _index(self, step: int, micro: int) -> Tensor:
         """Windows in a new order every epoch; only whole batches."""

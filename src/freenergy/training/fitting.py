@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from freenergy.energies.features import FeatureEnergy
+from freenergy.energies.int8 import int8_error, quantised
 from freenergy.energies.opening import RECORD, load_energy
 from freenergy.energies.product import Product
 from freenergy.energies.settings import EnergySettings, NgramEnergy, PartEnergy, ProbeEnergy, ProductEnergy, SavedEnergy
@@ -35,6 +36,7 @@ from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
 
+_SHOWN = 32  # windows that show an energy in int8 what its layers will read, and as many that measure its error
 _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that have not seen them
 
 
@@ -127,7 +129,17 @@ class _Fitting:
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)
         weights = sum(weight.numel() for weight in energy.parameters())
         told = {"kind": energy.settings.kind, "weights": weights}  # type: ignore[union-attr]
-        self.keep(i, energy, told | steps_taken(folder) | self._crossed(energy))
+        self.keep(i, energy, told | steps_taken(folder) | self._crossed(energy) | self._in_int8(energy))
+
+    def _in_int8(self, energy: nn.Module) -> dict[str, Any]:
+        """Where int8 is wanted: from here on it is the energy; how far it is from the one that was trained."""
+        if not getattr(energy.settings, "int8", False):
+            return {}
+        contrast = self.material.validation
+        shown, others = (contrast.all(part) for part in torch.arange(len(contrast))[: 2 * _SHOWN].chunk(2))
+        largest, typical = int8_error(quantised(energy, shown), others)
+        self.progress.say(f"in int8 its energies are {typical:.3g} nats off, {largest:.3g} at most")
+        return {"int8_error": {"largest": largest, "root_mean_square": typical}}
 
     def _crossed(self, energy: nn.Module) -> dict[str, Any]:
         """What an energy that reads through text could not read exactly on the validation windows."""

@@ -1,0 +1,298 @@
+"""A causal language model of transformers, taken apart into plain weights.
+
+    x ← x + out(attention(qkv(norm(x)))),     x ← x + down(act(up(norm(x)))),     logits = head · norm(x)
+
+Three families are known: Llama (and Mistral, Qwen2), GPT-2 and GPT-NeoX. What is taken are views of the model's own
+weights. Matrices that are used together (queries, keys and values; gate and up) are laid side by side in memory once,
+and the model's own parameters become views of them: nothing is held twice, and both stay the same weights. Anything
+unusual about a model (a window that bites, another activation, adapters, quantised weights) gives None.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_DTYPES = (torch.float32, torch.float64)
+_STEADY = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length of the text
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """x · W + b."""
+
+    weight: Float[Tensor, "inputs outputs"]
+    bias: Float[Tensor, " outputs"] | None
+    packed: Tensor | None = None  # W once more, as MKL lays it out for itself
+
+    def __call__(self, x: Float[Tensor, "R inputs"]) -> Float[Tensor, "R outputs"]:
+        """The product."""
+        if self.packed is not None:
+            product: Tensor = torch.ops.mkl._mkl_linear(x, self.packed, self.weight.t(), self.bias, len(x))
+            return product
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    def write(self, x: Float[Tensor, "R inputs"], out: Float[Tensor, "R outputs"]) -> None:
+        """x · W + b, to where it is wanted."""
+        torch.mm(x, self.weight, out=out)
+        if self.bias is not None:
+            out.add_(self.bias)
+
+    def add_to(self, x: Float[Tensor, "R outputs"], h: Float[Tensor, "R inputs"]) -> None:
+        """x += h · W + b, in place."""
+        if self.packed is not None:
+            x.add_(self(h))
+            return
+        x.addmm_(h, self.weight)
+        if self.bias is not None:
+            x.add_(self.bias)
+
+    def packed_for(self, rows: int) -> "Affine":
+        """The same, faster for x of this many rows, with a second copy of W in another layout."""
+        weight = self.weight.t().contiguous()
+        return Affine(self.weight, self.bias, torch.ops.mkl._mkl_reorder_linear_weight(weight, rows))
+
+    def by_output(self) -> "Affine":
+        """The same, with the weights of an output side by side: a copy, unless they already are."""
+        return Affine(self.weight.t().contiguous().t(), self.bias)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm, or RMSNorm where there is no bias."""
+
+    weight: Float[Tensor, " E"]
+    bias: Float[Tensor, " E"] | None
+    eps: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block of the decoder."""
+
+    norm: Norm
+    qkv: Affine
+    out: Affine
+    norm_up: Norm
+    up: Affine  # of SwiGLU: the gate, then what it lets through
+    down: Affine
+
+    def map(self, change: Callable[[Affine], Affine]) -> "Layer":
+        """With other products."""
+        return replace(self, qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A decoder of E features, H heads of D features in K groups that share their keys and values."""
+
+    layers: list[Layer]
+    embedding: Float[Tensor, "V E"]
+    positions: Float[Tensor, "places E"] | None
+    norm: Norm
+    head: Affine
+    heads: int
+    groups: int
+    activation: Activation
+    scaling: float  # of the products of queries and keys
+    rotation: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # places [...] → cos, sin [..., D']
+    by_head: bool = False  # qkv's outputs are q, k, v of the first head, of the second, …; else all q, all k, all v
+    parallel: bool = False  # attention and feed-forward read the same x
+
+    @property
+    def width(self) -> int:
+        """Features of one head, D."""
+        return self.layers[0].out.weight.shape[0] // self.heads
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.device
+
+    @property
+    def can_pack(self) -> bool:
+        """Has MKL a layout of its own for the weights? It would be made anew at every product."""
+        has = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+        return has and self.device.type == "cpu" and self.embedding.dtype == torch.float32
+
+    def split(self, qkv: Float[Tensor, "R outputs"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [R, H, D], keys and values [R, K, D], as views."""
+        H, K, D = self.heads, self.groups, self.width
+        if self.by_head:
+            return qkv.view(-1, H, 3, D).unbind(2)  # type: ignore[return-value]
+        q, k, v = qkv.view(-1, H + 2 * K, D).split([H, K, K], dim=1)
+        return q, k, v
+
+
+def take_apart(model: PreTrainedModel) -> Network | None:
+    """The model's weights as they lie now, or None where this is not one of the families, plain as they come."""
+    try:
+        read = _FAMILIES.get(model.config.model_type)
+        return None if read is None or model.dtype not in _DTYPES else read(model, model.config)
+    except (AttributeError, KeyError, _UnknownError):
+        return None
+
+
+class _UnknownError(Exception):
+    """Something about the model is not what we know."""
+
+
+def _require(*facts: bool) -> None:
+    if not all(facts):
+        raise _UnknownError
+
+
+def _llama(model: Any, config: Any) -> Network:
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    _require(config.hidden_act == "silu", window is None or window >= config.max_position_embeddings)
+    _require(kinds == {"full_attention"} or window is not None)
+    body, rotation = model.model, _rotation(model.model)  # before anything is laid out anew
+    layers = [
+        Layer(
+            _rms(layer.input_layernorm),
+            _joined([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]),
+            _linear(layer.self_attn.o_proj),
+            _rms(layer.post_attention_layernorm),
+            _joined([layer.mlp.gate_proj, layer.mlp.up_proj]),
+            _linear(layer.mlp.down_proj),
+        )
+        for layer in body.layers
+    ]
+    return Network(
+        layers=layers,
+        embedding=body.embed_tokens.weight.detach(),
+        positions=None,
+        norm=_rms(body.norm),
+        head=_linear(model.lm_head),
+        heads=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+        activation="swiglu",
+        scaling=body.layers[0].self_attn.scaling,
+        rotation=rotation,
+    )
+
+
+def _gpt2(model: Any, config: Any) -> Network:
+    _require(not config.add_cross_attention, not config.scale_attn_by_inverse_layer_idx)
+    body = model.transformer
+    layers = [
+        Layer(
+            _layer_norm(layer.ln_1),
+            _conv(layer.attn.c_attn),
+            _conv(layer.attn.c_proj),
+            _layer_norm(layer.ln_2),
+            _conv(layer.mlp.c_fc),
+            _conv(layer.mlp.c_proj),
+        )
+        for layer in body.h
+    ]
+    return Network(
+        layers=layers,
+        embedding=body.wte.weight.detach(),
+        positions=body.wpe.weight.detach(),
+        norm=_layer_norm(body.ln_f),
+        head=_linear(model.lm_head),
+        heads=config.n_head,
+        groups=config.n_head,
+        activation=_ACTIVATIONS[config.activation_function],
+        scaling=body.h[0].attn.scaling,
+    )
+
+
+def _neox(model: Any, config: Any) -> Network:
+    body = model.gpt_neox
+    layers = [
+        Layer(
+            _layer_norm(layer.input_layernorm),
+            _linear(layer.attention.query_key_value),
+            _linear(layer.attention.dense),
+            _layer_norm(layer.post_attention_layernorm),
+            _linear(layer.mlp.dense_h_to_4h),
+            _linear(layer.mlp.dense_4h_to_h),
+        )
+        for layer in body.layers
+    ]
+    return Network(
+        layers=layers,
+        embedding=body.embed_in.weight.detach(),
+        positions=None,
+        norm=_layer_norm(body.final_layer_norm),
+        head=_linear(model.embed_out if hasattr(model, "embed_out") else model.lm_head),
+        heads=config.num_attention_heads,
+        groups=config.num_attention_heads,
+        activation=_ACTIVATIONS[config.hidden_act],
+        scaling=body.layers[0].attention.scaling,
+        rotation=_rotation(body),
+        by_head=True,
+        parallel=config.use_parallel_residual,
+    )
+
+
+_FAMILIES: dict[str, Callable[[Any, Any], Network]] = {
+    "llama": _llama, "mistral": _llama, "qwen2": _llama, "gpt2": _gpt2, "gpt_neox": _neox,
+}  # fmt: skip
+
+
+def _rotation(body: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """cos and sin as the model's own module computes them; both halves of the features turn by the same angles."""
+    module, weight = body.rotary_emb, body.layers[0].input_layernorm.weight
+    _require(module.rope_type in _STEADY)
+
+    def angles(places: Int[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
+        return module(weight, places)  # type: ignore[no-any-return]
+
+    return angles
+
+
+def _rms(module: Any) -> Norm:
+    return Norm(module.weight.detach(), None, module.variance_epsilon)
+
+
+def _layer_norm(module: Any) -> Norm:
+    _require(type(module) is torch.nn.LayerNorm, module.bias is not None)
+    return Norm(module.weight.detach(), module.bias.detach(), module.eps)
+
+
+def _linear(module: Any) -> Affine:
+    _require(type(module) is torch.nn.Linear)
+    return Affine(module.weight.detach().t(), None if module.bias is None else module.bias.detach())
+
+
+def _conv(module: Any) -> Affine:
+    _require(type(module) is Conv1D)
+    return Affine(module.weight.detach(), module.bias.detach())
+
+
+def _joined(modules: Sequence[Any]) -> Affine:
+    _require(all(type(module) is torch.nn.Linear for module in modules))
+    weight = _side_by_side([module.weight for module in modules])
+    biases = [module.bias for module in modules]
+    _require(all(bias is None for bias in biases) or all(bias is not None for bias in biases))
+    return Affine(weight.t(), None if biases[0] is None else _side_by_side(biases))
+
+
+def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Tensor:
+    """One tensor of which the parts are views, laid out anew unless they already are."""
+    rows = [len(part) for part in parts]
+    starts = [part.data_ptr() for part in parts]
+    sizes = [part.numel() * part.element_size() for part in parts]
+    ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    if ends[:-1] == starts[1:] and len(storages) == 1 and all(part.is_contiguous() for part in parts):
+        return parts[0].detach().as_strided((sum(rows), *parts[0].shape[1:]), parts[0].stride())
+    whole = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, whole.split(rows), strict=True):
+        part.data = view
+    return whole
