@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from freenergy.config import Recipe, load_recipe
     from freenergy.corpus import Corpus, Tokenizer
     from freenergy.energies.bit import Bit
+    from freenergy.energies.int8 import int8_error, quantised
     from freenergy.energies.log_ratio import LogRatio
     from freenergy.energies.ngram_features import NgramFeatures
     from freenergy.energies.opening import load_energy
@@ -120,6 +121,7 @@ _HOMES = {
     "evaluate": "freenergy.pipeline.evaluating",
     "exact_log_partition": "freenergy.partition",
     "fetch": "freenergy.resources",
+    "int8_error": "freenergy.energies.int8",
     "joint_perplexity": "freenergy.evaluation.joint_perplexity",
     "load": "freenergy.pipeline",
     "load_base": "freenergy.pipeline",
@@ -129,6 +131,7 @@ _HOMES = {
     "next_token": "freenergy.partition.next_token",
     "paired_bootstrap": "freenergy.evaluation.bootstrap",
     "perplexity": "freenergy.evaluation.perplexity",
+    "quantised": "freenergy.energies.int8",
     "rank_file": "freenergy.ranking",
     "run": "freenergy.pipeline",
     "step_log_probs": "freenergy.partition",
@@ -190,6 +193,7 @@ __all__ = [
     "evaluate",
     "exact_log_partition",
     "fetch",
+    "int8_error",
     "joint_perplexity",
     "load",
     "load_base",
@@ -199,6 +203,7 @@ __all__ = [
     "next_token",
     "paired_bootstrap",
     "perplexity",
+    "quantised",
     "rank_file",
     "run",
     "step_log_probs",
