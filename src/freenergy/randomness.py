@@ -34,13 +34,13 @@ def choose(log_probs: Float[Tensor, "*rows V"], u: Float[Tensor, "*rows"]) -> In
     mass = blocks.sum(-1, dtype=torch.float64)  # [*rows, V / block]
     cdf = mass.cumsum(-1)
     target = u.unsqueeze(-1) * cdf[..., -1:]
-    block = _first_above(cdf, target, mass)
+    block = first_above(cdf, target, mass)
     before = (cdf - mass).gather(-1, block)
     inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2).double()
-    return (block * _BLOCK + _first_above(inside.cumsum(-1), target - before, inside)).squeeze(-1)
+    return (block * _BLOCK + first_above(inside.cumsum(-1), target - before, inside)).squeeze(-1)
 
 
-def _first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
+def first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
     """Index of the first cumulative sum above the target; rounding at the end falls back on the last positive mass."""
     last = mass.shape[-1] - 1 - (mass > 0).flip(-1).int().argmax(-1, keepdim=True)
     return torch.minimum((cdf <= target).sum(-1, keepdim=True), last)
@@ -125,6 +125,9 @@ class Rows:
 
     def categorical(self, log_probs: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
         """One index for each candidate, from the candidate's own stream."""
-        u = self._u[:, :, self._next].to(log_probs.device)
         self._next += 1
-        return choose(log_probs, u)
+        return choose(log_probs, self.uniform(self._next - 1).to(log_probs.device))
+
+    def uniform(self, draw: int) -> Float[Tensor, "B N"]:
+        """The number of each candidate that its draw ``draw``, counted from 0, takes."""
+        return self._u[:, :, draw]

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.protocols import Truncation, normalised
-from freenergy.randomness import Rows, _first_above
+from freenergy.randomness import Rows, first_above
 
 BLOCK = 256  # tokens in a block of the search
 NOTHING = -1e30  # the logit of no token: finite, since 0 · −inf is no number
@@ -155,9 +155,9 @@ def _invert(weights: Float[Tensor, "R M"], u: Float[Tensor, " R"]) -> Picked:
     mass = _mass(weights)
     cdf = mass.cumsum(-1)
     target = u.unsqueeze(-1) * cdf[:, -1:]
-    block = _first_above(cdf, target, mass)
+    block = first_above(cdf, target, mass)
     row = torch.arange(len(weights), device=weights.device)
     inside = weights.unflatten(-1, (-1, BLOCK))[row, block.squeeze(-1)].double()
     before = (cdf - mass).gather(-1, block)
-    token = block * BLOCK + _first_above(inside.cumsum(-1), target - before, inside)
+    token = block * BLOCK + first_above(inside.cumsum(-1), target - before, inside)
     return token.squeeze(-1), cdf[:, -1]

@@ -149,4 +149,4 @@ class _Walk:
 
 def _uniforms(rows: Rows, t: int) -> Float[Tensor, " R"] | None:
     """The rows' own numbers of step t, where they have any: an enumerating test has none."""
-    return rows._u[:, :, t].flatten() if type(rows) is Rows else None
+    return rows.uniform(t).flatten() if type(rows) is Rows else None
