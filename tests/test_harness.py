@@ -109,6 +109,7 @@ def test_a_long_context_loses_its_beginning(joint, caplog):
 
 
 @pytest.mark.statistical
+@pytest.mark.slow
 def test_writing_follows_the_joint_law(joint):
     """120 letters after a, each among 64 candidates: b is rare under the joint and common under the base.
 

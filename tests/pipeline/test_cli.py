@@ -38,6 +38,7 @@ def refused(result, *words, after=""):
         assert word in " ".join(err.split()), err
 
 
+@pytest.mark.slow
 def test_run_prints_what_it_found(call, recipe, tmp_path):
     status, out, err = call("run", recipe, "--out", tmp_path / "run", *QUICK)
     assert status == 0, err

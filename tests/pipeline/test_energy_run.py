@@ -196,6 +196,7 @@ def test_negatives_of_another_model_are_refused(done, recipe, tmp_path):
         ("negatives.fresh=true", "linear energies are fitted to stored negatives"),
     ],
 )
+@pytest.mark.slow
 def test_bad_settings_are_one_sentence(recipe, tmp_path, change, words):
     with pytest.raises(UserError, match=words) as found:
         list(run(load_recipe(str(recipe), [*CHANGES, change]), tmp_path / "out"))

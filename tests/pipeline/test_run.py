@@ -17,6 +17,7 @@ from freenergy.storage import file_hash
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 
 
+@pytest.mark.slow
 def test_stages_are_done_once(recipe, tmp_path, hashes):
     out = tmp_path / "out"
     first = list(run(load_recipe(str(recipe), CHANGES), out))

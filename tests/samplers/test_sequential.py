@@ -155,6 +155,7 @@ MANY_BRANCHES = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MANY_BRANCHES)) for n in CASES])
+@pytest.mark.slow
 def test_it_is_unbiased_whatever_the_twist(name):
     vocab_size, length, eos, sampler = CASES[name]
     lm, energy = table(vocab_size), Random()
