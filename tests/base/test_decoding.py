@@ -207,7 +207,7 @@ def test_weights_that_were_moved_are_found_again():
 def test_candidates_change_places(name, compiled):
     """After ``select`` a candidate goes on as the one whose place it took; one candidate may take many places."""
     if compiled and fused.kernels() is None:
-        pytest.skip("no compiler")
+        pytest.skip("no C++ compiler here, so there are no compiled steps: the plain ones are tested")
     model, x = MODELS[name](), tokens()
     stepper = begin(model, 4, 6, (1,), compiled=compiled)
     rows = torch.tensor([[3, 3, 0, 1], [0, 1, 2, 3], [2, 0, 0, 0]])
@@ -456,7 +456,7 @@ def test_copies_of_weights_are_kept_until_the_weights_change(compiled):
 @pytest.mark.parametrize("eos", [None, 0])
 def test_the_trace_is_that_of_a_traced_stepper(eos, compiled):
     if compiled and fused.kernels() is None:
-        pytest.skip("no compiler")
+        pytest.skip("no C++ compiler here, so there are no compiled steps: the plain ones are tested")
     model, layers = MODELS["llama"](scale=0.2), (0, 1, 3)
     space, contexts = SequenceSpace(vocab_size=V, length=6, eos=eos), Sequences.from_lists(CONTEXTS)
     slow = TracedStepper(begin(model, 8, 6, layers), 8, eos)
@@ -477,7 +477,7 @@ def test_the_trace_is_that_of_a_traced_stepper(eos, compiled):
 def compiled():
     kernels = fused.kernels()
     if kernels is None:
-        pytest.skip("no compiler")
+        pytest.skip("no C++ compiler here, so there are no compiled steps: the plain ones are tested")
     return kernels
 
 

@@ -12,7 +12,7 @@ from numpy import arange, ndarray, unique
 from torch import Tensor
 
 from freenergy.corpus import Tokenizer
-from freenergy.energies.traced import Split
+from freenergy.energies.traced import draw_with_energy
 from freenergy.errors import UserError
 from freenergy.evaluation.certified import JointReport, check_draws, measure_joint
 from freenergy.evaluation.perplexity import Counts
@@ -97,12 +97,13 @@ def _score(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """log_base, energy, lengths and log_proposal [1, n] of one window, its own text first."""
     of_data = model.scores(x)
-    split, drawn, energies = Split.of(model.energy, model.base), [], [of_data.energy]
+    drawn, energies = [], [of_data.energy]
     for first in range(0, count, _AT_ONCE):
         num = min(_AT_ONCE, count - first)
-        draws, known = split.draw(model.base, x.contexts, num, space, rng.shift(candidates=first), truncation)
+        stream = rng.shift(candidates=first)
+        draws, energy = draw_with_energy(model.base, model.energy, x.contexts, num, space, stream, truncation)
         drawn.append(draws)
-        energies.append(known + split.rest(draws.x))
+        energies.append(energy)
     found = Draws.cat(drawn, dim=1)
     of_proposal = log_proposal_of(model.base, x, truncation)
     return (

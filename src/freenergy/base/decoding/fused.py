@@ -100,7 +100,6 @@ _PLAIN, _ADD, _GELU, _SWIGLU = range(4)  # what follows a product
 class Fused:
     """As ``plain.Plain``, on activations [B, C, features, 64]."""
 
-    is_compiled = True
     lanes: int | None = LANES
 
     def __init__(self, functions: Functions) -> None:

@@ -31,6 +31,8 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, *, is_compiled: bool) -> None:
         self.model, self.is_compiled = model, is_compiled
+        self._places: tuple[int, ...] = ()
+        self._network: Network | None = None
         self._laid_out: tuple[tuple[int, ...], list[Layer]] = ((), [])  # what for, and copies of the weights
 
     @classmethod
@@ -40,11 +42,16 @@ class Decoder:
         ``compiled`` asks for compiled parts, which there are for float32 on a CPU and where there is a compiler. They
         are used for contexts with many candidates.
         """
-        if take_apart(model) is None:
-            return None
         decoder = cls(model, is_compiled=compiled)
-        ways = [decoder.kernels_for(num) for num in (1, fused.FEWEST)]
-        return decoder if all(decoder._equals_plain(kernels) for kernels in ways[: 1 + compiled]) else None
+        if not decoder.knows_weights:
+            return None
+        x = telling_example(model)
+        if model.config.max_position_embeddings < x.joined().tokens.shape[1]:
+            return None
+        with torch.no_grad():
+            plain = log_prob_whole(model, x, rows=8)
+            ways = [decoder.kernels_for(num) for num in (1, fused.FEWEST)][: 1 + compiled]
+            return decoder if all(decoder._gives(plain, x, kernels) for kernels in ways) else None
 
     @property
     def kernels(self) -> Kernels:
@@ -60,14 +67,21 @@ class Decoder:
     @property
     def knows_weights(self) -> bool:
         """Whether the weights, as they are now, can be decoded with."""
-        return take_apart(self.model) is not None
+        return self._taken_apart() is not None
 
     @property
     def network(self) -> Network:
         """The weights as they are now."""
-        network = take_apart(self.model)
-        assert network is not None, "the model was taken apart before"
+        network = self._taken_apart()
+        assert network is not None, "ask knows_weights first"
         return network
+
+    def _taken_apart(self) -> Network | None:
+        """Views stay right while their weights are written to; anew only where weights lie elsewhere."""
+        if self._places != _places(self.model):
+            self._network = take_apart(self.model)
+            self._places = _places(self.model)  # taking apart may lay weights side by side
+        return self._network
 
     def rows_at_once(self, length: int) -> int:
         """How many candidates of ``length`` tokens to sample at once."""
@@ -95,16 +109,11 @@ class Decoder:
             self._laid_out = (state, [layer.map(change) for layer in network.layers])
         return replace(network, layers=self._laid_out[1])
 
-    @torch.no_grad()
-    def _equals_plain(self, kernels: Kernels) -> bool:
-        x = telling_example(self.model)
-        if self.model.config.max_position_embeddings < x.joined().tokens.shape[1]:
-            return False
+    def _gives(self, plain: Float[Tensor, "B N"], x: Continuations, kernels: Kernels) -> bool:
         try:
-            fast = self._log_prob(x, kernels)
+            return torch.allclose(self._log_prob(x, kernels), plain, rtol=0, atol=TOLERANCE)
         except (RuntimeError, IndexError, TypeError):
             return False
-        return torch.allclose(fast, log_prob_whole(self.model, x, rows=8), rtol=0, atol=TOLERANCE)
 
     def _log_prob(self, x: Continuations, kernels: Kernels) -> Float[Tensor, "B N"]:
         _, N, L = x.tokens.shape
@@ -112,6 +121,10 @@ class Decoder:
         log_p = [stepper.first().unsqueeze(1).expand(-1, N, -1)]
         log_p += [stepper.step(x.tokens[:, :, t]) for t in range(L - 1)]
         return torch.stack(log_p, dim=2).gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1).double().sum(-1)
+
+
+def _places(model: PreTrainedModel) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in model.parameters())
 
 
 def _state(network: Network) -> tuple[int, ...]:

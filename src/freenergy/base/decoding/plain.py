@@ -26,7 +26,6 @@ _WIDTH = 16  # suffixes are multiplied in whole blocks: torch's products of a fe
 class Plain:
     """All that a step does, on activations [R, features]."""
 
-    is_compiled = False
     lanes: int | None = None
 
     def enter(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "R E"]:
@@ -59,7 +58,25 @@ class Plain:
         self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]
     ) -> Float[Tensor, "R HD"]:
         """Every row's new token looks at its context, its own past and itself, which is added to the memory."""
-        return _attend(network, memory, layer, qkv)
+        (B, K, N, L, D), t = memory.values[layer].shape, memory.filled
+        G, P = network.heads // K, memory.prefix_keys[layer].shape[1]
+        q, k, v = (part.unflatten(0, (B, N)).transpose(1, 2) for part in network.split(qkv))
+        queries = qkv.new_empty(B, K, N, G, D)
+        _turn(q.unflatten(1, (K, G)).transpose(2, 3), memory, network.scaling, queries)
+        _turn(k.unsqueeze(3), memory, 1.0, memory.keys[layer][:, :, :, t].unsqueeze(3))
+        memory.values[layer][:, :, :, t] = v
+        T = min(L, -(-(t + 1) // _WIDTH) * _WIDTH)
+        keys, values = (kept.flatten(0, 2)[:, :T] for kept in (memory.keys[layer], memory.values[layer]))
+        weights = qkv.new_empty(B * K, N * G, P + T)
+        weights_p, weights_x = weights[:, :, :P], weights.view(B * K * N, G, P + T)[:, :, P:]
+        weights_p.baddbmm_(queries.view(B * K, N * G, D), memory.prefix_keys[layer].transpose(1, 2), beta=0)
+        weights_x.copy_(torch.bmm(queries.view(B * K * N, G, D), keys.transpose(1, 2)))
+        weights_x[:, :, t + 1 :] = -math.inf
+        if memory.unseen is not None:
+            weights.view(B, K * N * G, P + T)[:, :, :P] += memory.unseen.unsqueeze(1)
+        torch.softmax(weights, -1, out=weights)
+        out = torch.bmm(weights_p, memory.prefix_values[layer]).view(B * K * N, G, D).baddbmm_(weights_x, values)
+        return out.view(B, K, N, G * D).transpose(1, 2).reshape(B * N, K * G * D)
 
 
 def activate(x: Float[Tensor, "R up"], how: Activation) -> Float[Tensor, "R inner"]:
@@ -72,28 +89,6 @@ def activate(x: Float[Tensor, "R up"], how: Activation) -> Float[Tensor, "R inne
     # (1 + tanh z) / 2 = sigmoid(2z), and torch's sigmoid is twice as fast as its tanh
     inner = x.square().mul_(2 * 0.044715 * math.sqrt(2 / math.pi)).add_(2 * math.sqrt(2 / math.pi))
     return inner.mul_(x).sigmoid_().mul_(x)
-
-
-def _attend(network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]) -> Float[Tensor, "R HD"]:
-    (B, K, N, L, D), t = memory.values[layer].shape, memory.filled
-    G, P = network.heads // K, memory.prefix_keys[layer].shape[1]
-    q, k, v = (part.unflatten(0, (B, N)).transpose(1, 2) for part in network.split(qkv))
-    queries = qkv.new_empty(B, K, N, G, D)
-    _turn(q.unflatten(1, (K, G)).transpose(2, 3), memory, network.scaling, queries)
-    _turn(k.unsqueeze(3), memory, 1.0, memory.keys[layer][:, :, :, t].unsqueeze(3))
-    memory.values[layer][:, :, :, t] = v
-    T = min(L, -(-(t + 1) // _WIDTH) * _WIDTH)
-    keys, values = (kept.flatten(0, 2)[:, :T] for kept in (memory.keys[layer], memory.values[layer]))
-    weights = qkv.new_empty(B * K, N * G, P + T)
-    weights_p, weights_x = weights[:, :, :P], weights.view(B * K * N, G, P + T)[:, :, P:]
-    weights_p.baddbmm_(queries.view(B * K, N * G, D), memory.prefix_keys[layer].transpose(1, 2), beta=0)
-    weights_x.copy_(torch.bmm(queries.view(B * K * N, G, D), keys.transpose(1, 2)))
-    weights_x[:, :, t + 1 :] = -math.inf
-    if memory.unseen is not None:
-        weights.view(B, K * N * G, P + T)[:, :, :P] += memory.unseen.unsqueeze(1)
-    torch.softmax(weights, -1, out=weights)
-    out = torch.bmm(weights_p, memory.prefix_values[layer]).view(B * K * N, G, D).baddbmm_(weights_x, values)
-    return out.view(B, K, N, G * D).transpose(1, 2).reshape(B * N, K * G * D)
 
 
 def _turn(x: Float[Tensor, "B K N G D"], memory: Memory, factor: float, out: Float[Tensor, "B K N G D"]) -> None:
