@@ -424,13 +424,16 @@ def test_as_many_rows_as_memory_allows():
 def test_products_with_weights_laid_out_anew_are_the_same():
     apart = take_apart(MODELS["llama with biases, tied"]())
     x = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
-    changes = [Affine.by_output] + [lambda product: product.packed_for(7)] * apart.can_pack
+    changes = [Affine.by_output] + [Affine.with_packed] * apart.can_pack
     for change in changes:
         layer = apart.layers[1].map(change)
         for name in ("qkv", "up"):
             plain, other = getattr(apart.layers[1], name), getattr(layer, name)
             torch.testing.assert_close(other(x), plain(x))
             torch.testing.assert_close(other(x[:3]), plain(x[:3]))  # another number of rows than it was packed for
+        logits = x.new_empty(7, apart.head.weight.shape[1] + 3)[:, :-3]
+        change(apart.head).write(x, logits)
+        torch.testing.assert_close(logits, apart.head(x))
     assert not take_apart(MODELS["gpt2"](dtype=torch.float64)).can_pack
 
 

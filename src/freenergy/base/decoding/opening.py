@@ -8,7 +8,6 @@ and the caller keeps its own way.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import final
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.base.decoding import fused
-from freenergy.base.decoding.families import Affine, Layer, Network, Norm, take_apart
+from freenergy.base.decoding.families import Affine, Network, Norm, take_apart
 from freenergy.base.decoding.plain import Plain
 from freenergy.base.decoding.sampling import rows_at_once
 from freenergy.base.decoding.step import FastStepper, Kernels
@@ -33,7 +32,8 @@ class Decoder:
         self.model, self.is_compiled = model, is_compiled
         self._places: tuple[int, ...] = ()
         self._network: Network | None = None
-        self._laid_out: tuple[tuple[int, ...], list[Layer]] = ((), [])  # what for, and copies of the weights
+        self._state: tuple[int, ...] = ()  # of the weights that were laid out anew
+        self._laid_out: Network | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, compiled: bool = False) -> "Decoder | None":
@@ -93,21 +93,22 @@ class Decoder:
 
         def stepper(num: int) -> FastStepper:
             kernels = self.kernels_for(num)
-            weights = self._for(network, kernels, len(first.log_p) * num)
-            return FastStepper(weights, first, num, length, layers, kernels)
+            return FastStepper(self._for(network, kernels), first, num, length, layers, kernels)
 
         return stepper
 
-    def _for(self, network: Network, kernels: Kernels, rows: int) -> Network:
+    def _for(self, network: Network, kernels: Kernels) -> Network:
         """The weights as the kernels multiply them fastest; copies are kept as long as the weights stay as they are."""
         is_plain = isinstance(kernels, Plain)
         if is_plain and not network.can_pack:
             return network
         state = (is_plain, *_state(network))
-        if self._laid_out[0] != state:
-            change = partial(Affine.packed_for, rows=rows) if is_plain else Affine.by_output
-            self._laid_out = (state, [layer.map(change) for layer in network.layers])
-        return replace(network, layers=self._laid_out[1])
+        if self._laid_out is None or self._state != state:
+            change = Affine.with_packed if is_plain else Affine.by_output
+            head = change(network.head) if is_plain else network.head  # compiled steps take it as it is
+            self._laid_out = replace(network, layers=[layer.map(change) for layer in network.layers], head=head)
+            self._state = state
+        return self._laid_out
 
     def _gives(self, plain: Float[Tensor, "B N"], x: Continuations, kernels: Kernels) -> bool:
         try:
@@ -128,8 +129,8 @@ def _places(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _state(network: Network) -> tuple[int, ...]:
-    """Changes whenever weights of the layers are moved or written to."""
-    parts: list[Affine | Norm] = []
+    """Changes whenever weights are moved or written to."""
+    parts: list[Affine | Norm] = [network.norm, network.head]
     for layer in network.layers:
         parts += [layer.norm, layer.qkv, layer.out, layer.norm_up, layer.up, layer.down]
     tensors = [tensor for part in parts for tensor in (part.weight, part.bias) if tensor is not None]

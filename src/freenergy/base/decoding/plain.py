@@ -69,7 +69,7 @@ class Plain:
         keys, values = (kept.flatten(0, 2)[:, :T] for kept in (memory.keys[layer], memory.values[layer]))
         weights = qkv.new_empty(B * K, N * G, P + T)
         weights_p, weights_x = weights[:, :, :P], weights.view(B * K * N, G, P + T)[:, :, P:]
-        weights_p.baddbmm_(queries.view(B * K, N * G, D), memory.prefix_keys[layer].transpose(1, 2), beta=0)
+        weights_p.copy_(torch.bmm(queries.view(B * K, N * G, D), memory.prefix_keys[layer].transpose(1, 2)))
         weights_x.copy_(torch.bmm(queries.view(B * K * N, G, D), keys.transpose(1, 2)))
         weights_x[:, :, t + 1 :] = -math.inf
         if memory.unseen is not None:
