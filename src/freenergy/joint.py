@@ -129,7 +129,7 @@ class JointModel:
         found = write_texts(
             self.base, self.energy, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
         )
-        return replace(found, notes=(*found.notes, *self._unlike_training(prefix, space, writing)))
+        return replace(found, notes=(*found.notes, *self.unlike_training(prefix, space, writing)))
 
     def next(
         self,
@@ -163,7 +163,7 @@ class JointModel:
         )
         return NextTable(prefix + written, found, self.tokenizer)
 
-    def _unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
+    def unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
         """Where the energy reads what it was not trained on."""
         notes = []
         if self.space is not None and space.length != self.space.length:

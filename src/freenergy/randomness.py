@@ -11,6 +11,8 @@ The bits come from numpy's counter-based Philox on the CPU and are the same for 
 """
 
 import zlib
+from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 import torch
@@ -114,6 +116,41 @@ class Rng:
             sequence = np.random.SeedSequence(self.seed, spawn_key=self.path)
             self._generator = np.random.Generator(np.random.Philox(sequence))
         return self._generator
+
+
+@final
+class Streams(Rng):
+    """One stream a context: contexts with seeds of their own, in one batch, draw what each would alone.
+
+    Context b has the rows of context 0 of ``streams[b]``. There is nothing else to draw: a number that belongs to no
+    context would come from no stream.
+
+    >>> both = Streams([Rng(7), Rng(8)]).rows(2, 3, 4)
+    >>> both.uniform(1)[1].equal(Rng(8).rows(1, 3, 4).uniform(1)[0])
+    True
+    """
+
+    def __init__(self, streams: Sequence[Rng]) -> None:
+        super().__init__(0)
+        self.streams = tuple(streams)
+
+    def child(self, *keys: int | str) -> "Streams":
+        """The child of every stream."""
+        return Streams([stream.child(*keys) for stream in self.streams])
+
+    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "Streams":
+        """The streams of later contexts, each from a later candidate."""
+        return Streams([stream.shift(candidates=candidates) for stream in self.streams[contexts:]])
+
+    def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
+        """The rows of the first ``contexts`` streams."""
+        if contexts > len(self.streams):
+            raise UserError(f"{contexts} contexts draw from {len(self.streams)} streams: give one stream a context")
+        rows = [stream.rows(1, candidates, draws) for stream in self.streams[:contexts]]
+        return Rows(torch.cat([row._u for row in rows]))
+
+    def _numpy(self) -> np.random.Generator:
+        raise UserError("a batch of streams has numbers for candidates only: draw others from a stream of one context")
 
 
 class Rows:

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _FEW_EFFECTIVE = 100.0
-_LARGE_SHARE = 0.5
+LARGE_SHARE = 0.5  # of one draw: nothing that is estimated from such weights is worth telling
 _HEAVIEST_TAIL = 0.7
 _REMEDY = "make more draws, or report the certificate"
 
@@ -89,7 +89,7 @@ def heaviest_tail(n: int) -> float:
 def _verdict(n: int, ess: float, largest_share: float, spread: float, k_hat: float) -> str:
     if ess == 0:
         return "no draw has any weight"
-    if largest_share > _LARGE_SHARE:
+    if largest_share > LARGE_SHARE:
         return "one draw carries most of the weight"
     if ess < min(_FEW_EFFECTIVE, n / 2):
         return "few draws carry the weight"

@@ -32,6 +32,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.errors import UserError
+from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.partition.exact import after
 from freenergy.partition.next_token import first_given
 from freenergy.progress import Advance, Progress
@@ -40,8 +41,6 @@ from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Target, weigh
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
-
-_LARGE_SHARE = 0.5
 
 
 @final
@@ -142,7 +141,7 @@ class Autoregressive:
             energy=float(E[chosen * m]),  # of the whole text, where the token ends it
             distance=0.0 if left.length == 1 else step_distance(log_a),
             base_tokens=tokens,
-            is_uneven=m > 1 and float(log_a.flatten().softmax(0).max()) > _LARGE_SHARE,
+            is_uneven=m > 1 and float(log_a.flatten().softmax(0).max()) > LARGE_SHARE,
         )
 
     def _rolled_out(

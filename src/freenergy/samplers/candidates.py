@@ -142,20 +142,21 @@ def propose(
 ) -> Candidates:
     """Draw ``num`` candidates of each context and weigh them, at most ``at_once`` in one call of the models.
 
-    Candidates own their randomness, so ``at_once`` changes a text only where rounding decides.
+    Contexts that fit are drawn together. Candidates own their randomness, so ``at_once`` changes a text only where
+    rounding decides.
     """
     if num < 1 or at_once < 1:
         raise UserError(f"{num} candidates, {at_once} at once, were asked for: ask for at least one")
-    split, rows = Split.of(energy, base), []
-    for b in range(len(contexts)):
-        context, stream, parts, known = contexts[b : b + 1].trimmed(), rng.shift(contexts=b), [], []
+    split, rows, together = Split.of(energy, base), [], max(1, at_once // num)
+    for b in range(0, len(contexts), together):
+        some, stream, parts, known = contexts[b : b + together].trimmed(), rng.shift(contexts=b), [], []
         for n in range(0, num, at_once):
             count = min(at_once, num - n)
-            draws, E = split.draw(base, context, count, space, stream.shift(candidates=n), truncation)
+            draws, E = split.draw(base, some, count, space, stream.shift(candidates=n), truncation)
             parts.append(draws)
             known.append(E)
             if advance is not None:
-                advance(count)
+                advance(count * len(some))
         draws = Draws.cat(parts, dim=1)
         E = torch.cat(known, dim=1) + split.rest(draws.x, rows=at_once, may_forbid=True)
         rows.append(_weighed(draws, E, truncation=truncation, target=target))

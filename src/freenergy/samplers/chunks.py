@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from freenergy.base.stepping import started
 from freenergy.energies.traced import Split
-from freenergy.energies.trunk import Trunk
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.protocols import Energy, LanguageModel
@@ -95,51 +94,35 @@ def write(
         raise UserError(
             f"{len(written)} tokens are not whole chunks of {space.length}: give what was written up to the last chunk"
         )
-    text = _Text(base, energy, context, space, room, eos, most_tokens, list(written))
+    text = LongText(base, energy, context, space, room, eos, most_tokens, list(written))
     return _chunks(text, rng, chunks, sampler, look_ahead, progress)
 
 
 def _chunks(
-    text: "_Text", rng: Rng, chunks: int, sampler: Sampler, look_ahead: int, progress: Progress
+    text: "LongText", rng: Rng, chunks: int, sampler: Sampler, look_ahead: int, progress: Progress
 ) -> Iterator[Chunk]:
-    first, has_told = len(text.written) // text.space.length, False
+    first = len(text.written) // text.space.length
     with progress.track("writing", chunks - first, "chunks") as advance:
         for k in range(first, chunks):
             if text.is_done():
                 return
             is_last = k + 1 == chunks or text.is_done(after=text.space.length)
             ahead = 0 if is_last else look_ahead
-            chunk = _one(text, k, rng.child("chunk", k), sampler, ahead, progress)
-            if chunk.dropped and not has_told:
-                has_told = True
-                note = f"from chunk {k + 1} on only the last {chunk.read} tokens of what stands before it are read"
-                chunk = replace(chunk, sampled=replace(chunk.sampled, notes=(*chunk.sampled.notes, note)))
-            text.written += chunk.tokens
+            chunk = text.add(k, _one(text, rng.child("chunk", k), sampler, ahead, progress))
             advance(1)
             yield chunk
 
 
-def _one(text: "_Text", k: int, rng: Rng, sampler: Sampler, look_ahead: int, progress: Progress) -> Chunk:
-    """Sample a chunk and cut it where the text ends."""
-    before, dropped = text.before()
-    context = Sequences.from_lists([before])
+def _one(text: "LongText", rng: Rng, sampler: Sampler, look_ahead: int, progress: Progress) -> Sampled:
+    """Sample a chunk."""
+    context = Sequences.from_lists([text.before()[0]])
     if look_ahead and isinstance(sampler, Resampling):
-        sampled = _looking_ahead(text, context, rng, sampler, look_ahead, progress)
-    else:
-        sampled = sampler(text.base, text.energy, context, text.space, rng, progress)
-    tokens = text.kept(sampled.x.lists()[0][0])
-    return Chunk(
-        index=k,
-        tokens=tuple(tokens),
-        sampled=sampled,
-        read=len(before),
-        dropped=dropped,
-        has_ended=text.ends(tokens),
-    )
+        return _looking_ahead(text, context, rng, sampler, look_ahead, progress)
+    return sampler(text.base, text.energy, context, text.space, rng, progress)
 
 
 def _looking_ahead(
-    text: "_Text", context: Sequences, rng: Rng, sampler: Resampling, look_ahead: int, progress: Progress
+    text: "LongText", context: Sequences, rng: Rng, sampler: Resampling, look_ahead: int, progress: Progress
 ) -> Sampled:
     """Resampling with the weights w'; the candidates are those that it has without."""
     with progress.track("drawing", sampler.candidates, "candidates") as advance:
@@ -157,7 +140,7 @@ def _looking_ahead(
 
 
 def _ahead(
-    text: "_Text", strings: Sequence[list[int]], look_ahead: int, sampler: Resampling, rng: Rng
+    text: "LongText", strings: Sequence[list[int]], look_ahead: int, sampler: Resampling, rng: Rng
 ) -> tuple[Float[Tensor, " some"], int]:
     """log Ẑ(c x_i) of some candidates, all their roll-outs in one call; and how many tokens were drawn."""
     contexts = Sequences.from_lists([text.before(string)[0] for string in strings])
@@ -169,7 +152,7 @@ def _ahead(
 
 
 @final
-class _Text:
+class LongText:
     """What has been written, what of it a chunk may read, and where it ends."""
 
     def __init__(
@@ -185,7 +168,7 @@ class _Text:
     ) -> None:
         self.base, self.energy, self.space, self.written = base, energy, space, written
         self.stops = {token for token in (eos, space.eos) if token is not None}
-        self.most_tokens, self.room = most_tokens, room
+        self.most_tokens, self.room, self._has_told = most_tokens, room, False
         self.reach = reach(base, energy, space, room)
         # an empty context is the start of a document, also for the chunks after the first
         self.given, self.begun = context.lists()[0], started(context, base.eos).lists()[0]
@@ -199,6 +182,18 @@ class _Text:
         tokens, most = ([*self.begun, *added], self.reach) if added else (self.given, self.room)
         dropped = 0 if most is None else max(0, len(tokens) - most)
         return tokens[dropped:], dropped
+
+    def add(self, k: int, sampled: Sampled) -> Chunk:
+        """Chunk k, cut where the text ends; that it does not read all that stands before it is said once."""
+        before, dropped = self.before()
+        if dropped and not self._has_told:
+            self._has_told = True
+            note = f"from chunk {k + 1} on only the last {len(before)} tokens of what stands before it are read"
+            sampled = replace(sampled, notes=(*sampled.notes, note))
+        tokens = tuple(self.kept(sampled.x.lists()[0][0]))
+        self.written += tokens
+        has_ended = self.ends(tokens)
+        return Chunk(index=k, tokens=tokens, sampled=sampled, read=len(before), dropped=dropped, has_ended=has_ended)
 
     def kept(self, tokens: list[int]) -> list[int]:
         """A chunk up to where the text ends."""
@@ -225,11 +220,19 @@ def reach(base: LanguageModel, energy: Energy, space: SequenceSpace, room: int |
     """How many tokens before a chunk can be read by both models, and may be; None where there is no limit."""
     if room is not None and room < 1:
         raise UserError(f"room is {room} tokens: set it to 1 or more, or leave it out")
-    modules = energy.modules() if isinstance(energy, nn.Module) else ()
-    longest = [base.max_length, *(module.max_length for module in modules if isinstance(module, Trunk))]
+    longest = [base.max_length, *_lengths_of_trunks(energy)]
     limits = [limit - space.length for limit in longest if limit is not None] + ([] if room is None else [room])
     if limits and min(limits) < 1:
         raise UserError(
             f"a chunk of {space.length} tokens leaves no room for what stands before it: ask for shorter chunks"
         )
     return min(limits, default=None)
+
+
+def _lengths_of_trunks(energy: Energy) -> list[int | None]:
+    """How many tokens the networks inside an energy can read."""
+    if not isinstance(energy, nn.Module):
+        return []
+    from freenergy.energies.trunk import Trunk  # here, since it loads transformers
+
+    return [module.max_length for module in energy.modules() if isinstance(module, Trunk)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from freenergy.corpus import Tokenizer
 from freenergy.errors import UserError
+from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.protocols import ANCESTRAL
 from freenergy.samplers.candidates import Candidates
 from freenergy.samplers.sampled import Sampled, effective
@@ -19,7 +20,6 @@ _TARGETS = {
     "restricted": "the joint model restricted to the truncated base",
     "base": "the base, truncated and tempered as asked",
 }
-_LARGE_SHARE = 0.5  # of one candidate: nothing that is estimated from such weights is worth telling
 
 
 @final
@@ -180,7 +180,7 @@ def told(steps: Sequence[Sampled]) -> list[str]:
     accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
     rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
     how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
-    is_known = not any(row.get("largest_share", 0.0) > _LARGE_SHARE for row in numbers)
+    is_known = not any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers)
     far = f"at most {worst:.2g} ({how})" if is_known else "not known, since one candidate carries most of the weight"
     lines.append(
         f"{steps[0].method}: {rate}total variation from {_target(steps[0])} {far}; "

@@ -54,14 +54,14 @@ def write_texts(
     context = Sequences.from_lists([tokenizer.encode(prefix)])
     if writing.chunks == 1 and not writing.look_ahead:
         sampled = writing.sampler(base, energy, context, space, rng, progress)
-        return Texts(prefix=prefix, texts=_single(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer)
+        return Texts(prefix=prefix, texts=of_sampled(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer)
     texts, steps = [], []
     for r in range(_num(writing.sampler)):
         chunks: list[Chunk] = []
         shown = ""
         for chunk in _long(base, energy, context, space, rng.child("text", r), writing, tokenizer.eos, progress):
             chunks.append(chunk)
-            text = _joined(chunks, tokenizer)
+            text = of_chunks(chunks, tokenizer)
             if on_chunk is not None:
                 on_chunk(prefix, r, text.text[len(shown) :])
             shown = text.text
@@ -99,7 +99,7 @@ def _num(sampler: Sampler) -> int:
     return int(getattr(sampler, "num", 1))
 
 
-def _single(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
+def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
     """The results of one call of a sampler."""
     shares: list[float | None] = [None] * sampled.energy.shape[1]
     if sampled.candidates is not None and sampled.chosen is not None:
@@ -127,7 +127,7 @@ def _until(tokens: list[int], eos: int) -> list[int]:
     return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
-def _joined(chunks: list[Chunk], tokenizer: Tokenizer) -> Text:
+def of_chunks(chunks: list[Chunk], tokenizer: Tokenizer) -> Text:
     """One text from its chunks."""
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     return Text(
