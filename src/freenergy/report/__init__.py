@@ -14,7 +14,7 @@ from freenergy.progress import Progress
 from freenergy.report.citations import cite
 from freenergy.storage import write_text
 
-__all__ = ["can_draw", "cite", "write_report"]
+__all__ = ["can_draw", "cite", "look", "write_report"]
 
 PAGE, FIGURES = "report.html", "figures"
 
@@ -22,6 +22,11 @@ PAGE, FIGURES = "report.html", "figures"
 def can_draw() -> bool:
     """Whether the packages of the extra ``report`` are installed."""
     return all(find_spec(name) is not None for name in ("matplotlib", "jinja2"))
+
+
+def look() -> str:
+    """The style sheet that the report shares with the playground and the study."""
+    return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 
 def write_report(run: Run, progress: Progress) -> Path:

@@ -1,0 +1,36 @@
+"""What a client may send, and what happens when it leaves."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import HTTPException, Request
+
+T = TypeVar("T")
+_GONE = 499  # nobody reads it; the counts do
+
+
+async def json_only(request: Request) -> None:
+    """A dependency that refuses bodies of another kind: a form on somebody else's page could send one unasked."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body must be application/json: say so in the content-type")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of some work, which ends when the client leaves."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(_GONE, "the client went away")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,287 @@
+"""/v1/completions: a request becomes a question for each prompt, and the texts become choices.
+
+    log-probabilities are log P_LM(x_t | c, x_<t) of the base, raw: the joint model weighs whole texts, not tokens
+
+What the joint model knows of a text (its energy, its share of the weight) and of the choice (effective sample size,
+log Ẑ, the distance from the law that was aimed at) stands in an extra field, ``freenergy``.
+"""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, final
+
+from freenergy.base.forced import Forced, forced
+from freenergy.errors import UserError
+from freenergy.samplers.texts import Text, Texts
+from freenergy.sequences import Continuations
+from freenergy.web.dialect import CompletionRequest, Refusal, evidence, law_of
+from freenergy.web.engine import Added, Answers, Engine, Finished, Question
+from freenergy.web.settings import ServerSettings
+from freenergy.web.spelling import Growing, Place, Spelling, log_probs, num_kept, places
+
+_MOST_NUMBERS = 2_000_000  # log-probabilities in an answer
+_PROMPTS_AT_ONCE = 16  # whose tokens are scored in one turn
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One request that has been checked, on its way to an answer."""
+
+    engine: Engine
+    spelling: Spelling
+    body: CompletionRequest
+    questions: list[Question]  # one a prompt; none where no token is to be written
+    prompts: list[list[int]]
+    seed: int
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, engine: Engine, settings: ServerSettings, spelling: Spelling, body: CompletionRequest) -> "Completion":
+        """Check a request, so far as that can be done without the model. Encodes: not for the event loop's thread."""
+        body.check()
+        law = law_of(body.model, joint=settings.name, base=settings.base_name)
+        if (body.n or 1) > engine.limits.texts:
+            raise Refusal(f"n is {body.n}: this server takes 1 to {engine.limits.texts}", param="n")
+        given = body.prompts()
+        most = min(settings.most_prompts, engine.limits.queue)
+        if len(given) > most:
+            raise Refusal(f"{len(given)} prompts: this server takes {most} a request", param="prompt")
+        seed = secrets.randbelow(2**31) if body.seed is None else body.seed
+        prompts = [engine.encode(prompt) for prompt in given]
+        questions = [] if body.max_tokens == 0 else _questions(engine, body, law, given, seed)
+        made = cls(engine, spelling, body, questions, prompts, seed)
+        made._check_numbers()
+        return made
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        answers = self.engine.write_all(self.questions)
+        try:
+            results = [await _texts(answer) for answer in answers]
+        finally:
+            _leave(answers)
+        texts: list[Sequence[Text]] = [found.texts for found in results] or [[_EMPTY] * self._n for _ in self.prompts]
+        told = await self._places([[text.tokens for text in row] for row in texts])
+        choices, drawn = [], 0
+        for i, row in enumerate(texts):
+            for r, text in enumerate(row):
+                growing = Growing(self.spelling.tokenizer, self.body.stops())
+                shown = growing.add(text.tokens, is_last=True)
+                kept = num_kept(self.spelling.offsets(text.tokens), growing)
+                piece = self._piece(i, r, shown, text.tokens[:kept], told[i][r], is_first=True)
+                drawn += kept
+                choices.append(piece | self._end(text, growing, kept))
+        return self._frame(choices) | {"usage": self._usage(drawn), "freenergy": self._summary(results)}
+
+    async def stream(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer in pieces, each as soon as its text is certain; the last says how the texts came about."""
+        if not self.questions:
+            answer = await self.whole()
+            extra, usage = answer.pop("freenergy"), answer.pop("usage")
+            for choice in answer["choices"]:
+                is_last = choice is answer["choices"][-1]
+                yield self._frame([choice]) | ({"freenergy": extra} if is_last else {})
+        else:
+            results: list[Texts] = []
+            sizes: list[int] = []
+            answers = self.engine.write_all(self.questions)
+            try:
+                for i, answer_i in enumerate(answers):
+                    async for frame in self._prompt(i, answer_i, results, sizes):
+                        yield frame
+            finally:
+                _leave(answers)
+            usage = self._usage(sum(sizes))
+        if self.body.stream_options is not None and self.body.stream_options.include_usage:
+            yield self._frame([]) | {"usage": usage}
+
+    async def _prompt(
+        self, i: int, answers: Answers, results: list[Texts], sizes: list[int]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The pieces of one prompt's texts; its results and the sizes of its texts are added to the lists."""
+        growing = [Growing(self.spelling.tokenizer, self.body.stops()) for _ in range(self._n)]
+        own = [0] * self._n
+        async for event in answers:
+            if isinstance(event, Added) and growing[event.text].stopped_by is None:
+                piece, kept = await self._next_piece(i, event, growing[event.text])
+                own[event.text] += kept
+                yield self._frame([piece])
+            elif isinstance(event, Finished):
+                results.append(event.texts)
+                sizes += own
+                for r, text in enumerate(event.texts.texts):
+                    rest = {"index": i * self._n + r, "text": growing[r].add((), is_last=True), "logprobs": None}
+                    is_last = i + 1 == len(self.prompts) and r + 1 == self._n
+                    extra = {"freenergy": self._summary(results)} if is_last else {}
+                    yield self._frame([rest | self._end(text, growing[r], own[r])]) | extra
+
+    @property
+    def _n(self) -> int:
+        return self.body.n or 1
+
+    def _check_numbers(self) -> None:
+        k, wanted = self.body.logprobs, self.questions[0].most_tokens if self.questions else 0
+        if k is None:
+            return
+        V = self.engine.joint.base.vocab_size
+        if k > V:
+            raise Refusal(f"logprobs is {k}: this model has {V} tokens", param="logprobs")
+        longest, window = max(map(len, self.prompts)), self.engine.joint.base.max_length
+        if window is not None and longest + wanted > window:
+            words = f"logprobs of more than the {window} tokens that the model reads at once: ask for fewer tokens"
+            raise Refusal(words, param="logprobs")
+        wanted += longest if self.body.echo else 0
+        if wanted * self._n * len(self.prompts) * (k + 1) > _MOST_NUMBERS:
+            words = f"more than {_MOST_NUMBERS:,} log-probabilities: ask for fewer texts, tokens or logprobs"
+            raise Refusal(words, param="logprobs")
+
+    async def _next_piece(self, i: int, event: Added, growing: Growing) -> tuple[dict[str, Any], int]:
+        """What is new of a text, and how many tokens it came by."""
+        before = list(growing.tokens)
+        shown = growing.add(event.tokens, is_last=False)
+        offsets = self.spelling.offsets(growing.tokens)
+        kept = event.tokens[: max(0, num_kept(offsets, growing) - len(before))]
+        told: list[Place] = []
+        if self.body.logprobs is not None:
+            whole = not before and self.body.echo
+            prompt = self.prompts[i]
+            work = partial(self._forced, [prompt if whole else [*prompt, *before]], [[event.tokens]], echo=bool(whole))
+            told = (await self.engine.call(work, is_new=False))[0][0]
+        piece = self._piece(i, event.text, shown, kept, told, is_first=not before, before=before)
+        return piece | {"finish_reason": None}, len(kept)
+
+    async def _places(self, texts: Sequence[Sequence[Sequence[int]]]) -> list[list[list[Place]]]:
+        """Log-probabilities of the tokens of each text of each prompt, and of the prompts themselves with echo."""
+        found: list[list[list[Place]]] = []
+        if self.body.logprobs is None or not (self.body.echo or self.questions):
+            return [[[] for _ in row] for row in texts]
+        for i in range(0, len(texts), _PROMPTS_AT_ONCE):
+            some = slice(i, i + _PROMPTS_AT_ONCE)
+            work = partial(self._forced, self.prompts[some], texts[some], echo=bool(self.body.echo))
+            # a request that only scores stands in the row like any other; one that has written was let in before
+            found += await self.engine.call(work, is_new=not self.questions)
+        return found
+
+    def _forced(
+        self, prompts: Sequence[list[int]], texts: Sequence[Sequence[Sequence[int]]], *, echo: bool
+    ) -> list[list[list[Place]]]:
+        """On the model thread: the tokens of texts, after those of their prompts with ``echo``."""
+        heads = [prompt[:1] if echo else prompt for prompt in prompts]
+        rows = [
+            [[*(prompt[1:] if echo else ()), *text] for text in some]
+            for prompt, some in zip(prompts, texts, strict=True)
+        ]
+        found: Forced = forced(self.engine.joint.base, Continuations.from_lists(heads, rows), self.body.logprobs or 0)
+        first = [[Place(head[0], None, ())] if echo and head else [] for head in heads]
+        return [[first[b] + places(tokens, found, b, n) for n, tokens in enumerate(row)] for b, row in enumerate(rows)]
+
+    def _piece(
+        self,
+        i: int,
+        r: int,
+        shown: str,
+        kept: Sequence[int],
+        told: Sequence[Place],
+        *,
+        is_first: bool,
+        before: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Text r of prompt i, or the next piece of it."""
+        echoed = self.prompts[i] if is_first and self.body.echo else []
+        prefix = self._shown_prompt(i) if is_first and self.body.echo else ""
+        piece: dict[str, Any] = {"index": i * self._n + r, "text": prefix + shown, "logprobs": None}
+        if self.body.logprobs is not None:
+            head = self._shown_prompt(i) if self.body.echo else ""
+            offsets = [*self.spelling.offsets(echoed)] + [
+                len(head) + place for place in self.spelling.offsets([*before, *kept])[len(before) :]
+            ]
+            ids = bool(self.body.return_tokens_as_token_ids)
+            piece["logprobs"] = log_probs(self.spelling, told[: len(offsets)], offsets, as_ids=ids)
+        if self.body.return_token_ids:
+            piece["token_ids"] = list(kept)
+            piece["prompt_token_ids"] = list(self.prompts[i]) if is_first else None
+        return piece
+
+    def _shown_prompt(self, i: int) -> str:
+        given = self.body.prompts()[i]
+        return given if isinstance(given, str) else self.spelling.tokenizer.decode(given)
+
+    def _end(self, text: Text, growing: Growing, kept: int) -> dict[str, Any]:
+        """Why a text ended, and what the joint model knows of it."""
+        is_ended = text.has_ended or growing.stopped_by is not None
+        numbers = {key: value for key, value in text.to_json().items() if key not in ("text", "tokens", "has_ended")}
+        extra = {} if text is _EMPTY else {"freenergy": numbers | {"tokens": kept}}
+        return {"finish_reason": "stop" if is_ended else "length", "stop_reason": growing.stopped_by, **extra}
+
+    def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.body.model,
+            "choices": choices,
+        }
+
+    def _usage(self, drawn: int) -> dict[str, int]:
+        prompt = sum(map(len, self.prompts))
+        return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+    def _summary(self, results: Sequence[Texts]) -> dict[str, Any]:
+        """How the texts came about: the seed, and for each prompt the evidence."""
+        law: dict[str, Any] = {}
+        if self.questions and self.questions[0].law == "joint":
+            law = {"candidates": self.questions[0].candidates, "target": self.questions[0].target}
+        name = self.questions[0].law if self.questions else None
+        return {"seed": self.seed, "law": name, **law, "prompts": [evidence(found) for found in results]}
+
+
+_EMPTY = Text(text="", tokens=(), log_base=0.0, energy=0.0, drawn=0)
+
+
+def _questions(
+    engine: Engine,
+    body: CompletionRequest,
+    law: Literal["joint", "base"],
+    prompts: Sequence[str | list[int]],
+    seed: int,
+) -> list[Question]:
+    truncation = body.truncation(engine.joint.base.vocab_size)
+    greedy = 1 if truncation.top_k == 1 and body.candidates is None else None  # all candidates would be the same
+    try:
+        return [
+            engine.question(
+                prompt,
+                law=law,
+                num=body.n or 1,
+                candidates=body.candidates or greedy,
+                most_tokens=body.max_tokens,
+                truncation=truncation,
+                target=body.target or "restricted",
+                seed=seed,
+                number=number,
+                stop=body.stops(),
+                is_weighed=law == "joint",
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+    except UserError as error:
+        raise Refusal(str(error)) from None
+
+
+async def _texts(answers: Answers) -> Texts:
+    found = None
+    async for event in answers:
+        found = event
+    assert isinstance(found, Finished), "a question that is answered ends with its texts"
+    return found.texts
+
+
+def _leave(answers: Sequence[Answers]) -> None:
+    """Free the places of questions that are not waited for any more."""
+    for answer in answers:
+        answer.cancel()

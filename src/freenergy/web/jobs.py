@@ -1,0 +1,261 @@
+"""A question to the model, as steps between which it can wait.
+
+    a job is a generator: it yields what it needs (candidates of a context), and is sent what was drawn
+
+So the jobs of many clients share calls of the model: whoever holds them draws for several at once (``engine``), and a
+job does not know. The streams of random numbers are those of ``samplers.writing`` and ``samplers.chunks``: a text is
+the one that ``JointModel.sample`` gives for the same seed and settings, whatever else is in the batch.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+import torch
+
+from freenergy.base.remote import RemoteLM
+from freenergy.corpus import Tokenizer
+from freenergy.joint import JointModel
+from freenergy.protocols import Truncation
+from freenergy.randomness import Rng, Streams
+from freenergy.samplers.candidates import Candidates, Target, propose
+from freenergy.samplers.chunks import Chunk, LongText
+from freenergy.samplers.plain import no_energy
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import Sampled, picked, tokens_in
+from freenergy.samplers.texts import Text, Texts
+from freenergy.samplers.writing import Writing, of_chunks, of_sampled, stream
+from freenergy.sequences import Continuations, Sequences, SequenceSpace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to write; ``Engine.question`` makes one and checks it."""
+
+    prefix: str
+    context: tuple[int, ...]  # the prefix in tokens
+    law: Literal["joint", "base"]
+    num: int  # texts
+    candidates: int  # of each choice; the base draws its texts and no candidates
+    most_tokens: int  # of a text
+    truncation: Truncation
+    target: Target
+    seed: int
+    number: int = 0  # of the prefix among those that share the seed
+    stop: tuple[str, ...] = ()  # a text that holds one of these needs no further chunk
+    is_weighed: bool = True  # False: texts of the base are not shown to the energy
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Some candidates of a chunk, drawn and weighed; ``start`` is the number of the first."""
+
+    text: int  # which the chunk is for; 0 where one choice among the candidates gives all texts
+    chunk: int
+    start: int
+    candidates: Candidates  # [1, k]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Tokens that were added to a text."""
+
+    text: int
+    tokens: tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All texts, and how they came about."""
+
+    texts: Texts
+
+
+Event = Drawn | Added | Finished
+Tell = Callable[[Event], None]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Up to ``num`` candidates of a context, from number ``first`` on."""
+
+    context: tuple[int, ...]
+    first: int
+    num: int
+    rng: Rng
+    space: SequenceSpace
+    truncation: Truncation
+    target: Target
+    is_weighed: bool
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Needs of the same kind can be drawn in one call."""
+        return self.space, self.truncation, self.target, self.is_weighed
+
+
+Drawing = Generator[Need, Candidates, Candidates]
+
+
+def draw(joint: JointModel, needs: Sequence[Need], count: int) -> list[Candidates]:
+    """``count`` candidates for each of some needs of one kind, in one call of the models."""
+    one = needs[0]
+    streams = [need.rng.shift(candidates=need.first) for need in needs]
+    found = propose(
+        joint.base,
+        joint.energy if one.is_weighed else no_energy,
+        Sequences.from_lists([need.context for need in needs]),
+        count,
+        one.space,
+        streams[0] if len(needs) == 1 else Streams(streams),
+        truncation=one.truncation,
+        target=one.target,
+        at_once=count * len(needs),
+    )
+    if not one.is_weighed:
+        found = replace(found, energy=torch.full_like(found.energy, torch.nan))
+    return [_of_context(found, b) for b in range(len(needs))]
+
+
+def can_share(joint: JointModel) -> bool:
+    """Whether contexts with streams of their own can be drawn together: a model behind HTTP has seeds, not streams."""
+    return not isinstance(joint.base, RemoteLM)
+
+
+def answer(joint: JointModel, question: Question, tell: Tell) -> Generator[Need, Candidates, None]:
+    """Write the texts of a question, and tell what happens on the way."""
+    assert joint.tokenizer is not None, "the engine has looked"
+    if question.law == "base":
+        texts = yield from _plain(joint, joint.tokenizer, question, tell)
+    elif question.most_tokens <= _space(joint, question).length:
+        texts = yield from _chosen(joint, joint.tokenizer, question, tell)
+    else:
+        texts = yield from _chunked(joint, joint.tokenizer, question, tell)
+    tell(Finished(texts=texts))
+
+
+def _plain(
+    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+) -> Generator[Need, Candidates, Texts]:
+    """Draws of the base, as ``samplers.Plain`` makes them; each ends where its document does."""
+    space = SequenceSpace(vocab_size=joint.base.vocab_size, length=question.most_tokens, eos=joint.base.eos)
+    rng = stream(question.seed, question.number)
+
+    def told(event: Event) -> None:
+        tell(event)
+        if isinstance(event, Drawn):
+            for i, x in enumerate(event.candidates.x.lists()[0]):
+                tell(Added(text=event.start + i, tokens=tuple(x)))
+
+    need = _need(question, question.context, question.num, space, rng.child("draw"))
+    found = yield from _drawn(need, told, text=0, chunk=0)
+    sampled = Sampled(
+        x=picked(found, torch.arange(question.num)),
+        log_base=found.log_base,
+        energy=found.energy,
+        method="base",
+        target="base",
+        distance=0.0,
+        is_estimated=False,
+        base_tokens=tokens_in(found.x),
+    )
+    return Texts(
+        prefix=question.prefix, texts=of_sampled(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer, notes=()
+    )
+
+
+def _chosen(
+    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+) -> Generator[Need, Candidates, Texts]:
+    """All texts by one choice; a text of fewer tokens than the energy reads is the beginning of one of as many."""
+    space, rng, sampler = _space(joint, question), stream(question.seed, question.number), _sampler(question)
+    need = _need(question, question.context, question.candidates, space, rng.child("draw"))
+    found = yield from _drawn(need, tell, text=0, chunk=0)
+    sampled = sampler.choose(found, rng.child("choose"))
+    texts = tuple(_cut(text, question.most_tokens, tokenizer) for text in of_sampled(sampled, tokenizer))
+    for r, text in enumerate(texts):
+        tell(Added(text=r, tokens=text.tokens))
+    notes = joint.unlike_training(question.prefix, space, Writing(sampler=sampler, room=joint.room))
+    return Texts(prefix=question.prefix, texts=texts, steps=(sampled,), tokenizer=tokenizer, notes=tuple(notes))
+
+
+def _chunked(
+    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+) -> Generator[Need, Candidates, Texts]:
+    """Text after text, each chunk by chunk."""
+    texts, steps = [], []
+    for r in range(question.num):
+        chunks = yield from _one_text(joint, tokenizer, question, r, tell)
+        texts.append(of_chunks(chunks, tokenizer))
+        steps += [chunk.sampled for chunk in chunks]
+    return Texts(prefix=question.prefix, texts=tuple(texts), steps=tuple(steps), tokenizer=tokenizer)
+
+
+def _one_text(
+    joint: JointModel, tokenizer: Tokenizer, question: Question, r: int, tell: Tell
+) -> Generator[Need, Candidates, list[Chunk]]:
+    space, sampler = _space(joint, question), replace(_sampler(question), num=1)
+    rng = stream(question.seed, question.number).child("text", r)
+    given = Sequences.from_lists([question.context])
+    text = LongText(joint.base, joint.energy, given, space, joint.room, tokenizer.eos, question.most_tokens, [])
+    chunks: list[Chunk] = []
+    while not text.is_done() and not any(stop in tokenizer.decode(text.written) for stop in question.stop):
+        k, own = len(chunks), rng.child("chunk", len(chunks))
+        need = _need(question, text.before()[0], question.candidates, space, own.child("draw"))
+        found = yield from _drawn(need, tell, text=r, chunk=k)
+        chunks.append(text.add(k, sampler.choose(found, own.child("choose"))))
+        tell(Added(text=r, tokens=chunks[k].tokens))
+    return chunks
+
+
+def _drawn(need: Need, tell: Tell, *, text: int, chunk: int) -> Drawing:
+    """All that is needed, in the parts in which it comes."""
+    parts: list[Candidates] = []
+    first = 0
+    while first < need.num:
+        part = yield replace(need, first=first, num=need.num - first)
+        tell(Drawn(text=text, chunk=chunk, start=first, candidates=part))
+        parts.append(part)
+        first += part.energy.shape[1]
+    return Candidates.cat(parts, dim=1)
+
+
+def _need(question: Question, context: Sequence[int], num: int, space: SequenceSpace, rng: Rng) -> Need:
+    how: dict[str, Any] = {"truncation": question.truncation, "target": question.target}
+    return Need(context=tuple(context), first=0, num=num, rng=rng, space=space, is_weighed=question.is_weighed, **how)
+
+
+def _sampler(question: Question) -> Resampling:
+    return Resampling(
+        candidates=question.candidates, num=question.num, truncation=question.truncation, target=question.target
+    )
+
+
+def _space(joint: JointModel, question: Question) -> SequenceSpace:
+    """As the energy was trained; where nothing says how, of the length that was asked for."""
+    return joint.space_of(None if joint.space is not None else question.most_tokens)
+
+
+def _cut(text: Text, most_tokens: int, tokenizer: Tokenizer) -> Text:
+    """The beginning of a text; its numbers stay those of the whole."""
+    if len(text.tokens) <= most_tokens:
+        return text
+    tokens = text.tokens[:most_tokens]
+    return replace(text, text=tokenizer.decode(tokens), tokens=tokens, has_ended=False)
+
+
+def _of_context(found: Candidates, b: int) -> Candidates:
+    """The candidates of one context, on the CPU."""
+    x = found.x[b : b + 1].to("cpu")
+    return replace(
+        found,
+        x=Continuations(x.contexts.trimmed(), x.tokens, x.lengths),
+        log_base=found.log_base[b : b + 1],
+        log_proposal=found.log_proposal[b : b + 1],
+        energy=found.energy[b : b + 1],
+    )

@@ -1,0 +1,86 @@
+"""What a Prometheus server reads: requests as they are answered, and the engine's own counts."""
+
+from collections.abc import Iterable
+from typing import final
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from freenergy.web.engine import Engine
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+@final
+class Metrics:
+    """A registry of its own, so that two servers in a process do not meet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_OfEngine(engine))
+        self.requests = Counter(
+            "freenergy_requests", "Requests that were answered.", ["route", "status"], registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self.registry)
+
+
+@final
+class Counting:
+    """Middleware that counts answers by the route's pattern, never by the path: paths are without number."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self.app, self.requests = app, metrics.requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count, and pass on."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self.requests.labels(route=route, status=str(message["status"])).inc()
+            await send(message)
+
+        await self.app(scope, receive, counted)
+
+
+@final
+class _OfEngine(Collector):
+    """Reads the engine's counts at the moment in which somebody asks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def collect(self) -> Iterable[Family]:
+        """All families."""
+        counts = self.engine.counts
+        yield GaugeMetricFamily("freenergy_queue", "Jobs that wait or are worked on.", value=self.engine.queue)
+        for name, words in {
+            "asked": "Jobs that stood in the row.",
+            "finished": "Jobs that came to their end.",
+            "failed": "Jobs that ended by an error.",
+            "cancelled": "Jobs whose client went away or had waited too long.",
+            "refused": "Requests for which the row was too long.",
+            "too_long": "Jobs that were not done in time.",
+        }.items():
+            yield CounterMetricFamily(f"freenergy_jobs_{name}", words, value=getattr(counts, name))
+        yield CounterMetricFamily("freenergy_tokens_drawn", "Tokens drawn from the base.", value=counts.tokens)
+        yield CounterMetricFamily("freenergy_waiting_seconds", "Before first turns.", value=counts.seconds_waiting)
+        yield CounterMetricFamily("freenergy_working_seconds", "Of the model thread.", value=counts.seconds_working)
+        batches = counts.batches.copy()
+        sums = [(str(most), float(sum(n for size, n in batches.items() if size <= most))) for most in _BATCHES]
+        total = float(sum(batches.values()))
+        yield HistogramMetricFamily(
+            "freenergy_batch_contexts",
+            "Contexts that shared a call of the models.",
+            buckets=[*sums, ("+Inf", total)],
+            sum_value=float(sum(size * n for size, n in batches.items())),
+        )

@@ -1,0 +1,207 @@
+"""The playground: one page that asks this server, and the few answers that only it needs.
+
+    GET  /                     the page; its scripts and styles come from a fixed table of names
+    GET  /playground/about     name, defaults, limits, prefixes to try
+    POST /playground/write     candidates as they are drawn, then what was chosen: one JSON object a line
+    POST /playground/next      the next token under base and joint model (Table 3 of Deng et al. 2020)
+    POST /playground/rising    what each token adds to the energy
+
+The page and its scripts are open to all who reach the server, since they hold nothing; the rest asks for the token.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from freenergy.corpus.joining import join
+from freenergy.energies.rising import rising
+from freenergy.errors import UserError
+from freenergy.pipeline.evaluation import SUMMARY
+from freenergy.protocols import Truncation
+from freenergy.report import look
+from freenergy.samplers.candidates import Target
+from freenergy.storage import read_json
+from freenergy.web.clients import json_only, unless_gone
+from freenergy.web.dialect import Body, TokenId
+from freenergy.web.engine import Engine, Question
+from freenergy.web.settings import ServerSettings
+from freenergy.web.watching import lines, watched
+
+_HERE = Path(__file__).with_name("playground")
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_EXAMPLES = (
+    "The river",
+    "The song received positive reviews from critics , who praised",
+    "In the winter of that year",
+    "She opened the door and",
+)
+_MOST_EXAMPLES = 8
+_CANDIDATES = 64
+_MOST_ROWS, _MOST_COMPLETIONS = 10, 256  # of the next-token table, which is drawn in one go
+_LONGEST = 512  # tokens of a text to be coloured: every beginning of it is read
+_LARGEST = 2**53 - 1  # the largest whole number that a browser can hold
+
+Seed = Annotated[int, Field(ge=0, le=_LARGEST)]
+
+
+class WriteRequest(Body):
+    """What to write; ``length`` is as the energy was trained unless given."""
+
+    prefix: str = ""
+    candidates: int = Field(_CANDIDATES, ge=1)
+    length: int | None = Field(None, ge=1)
+    top_k: int = Field(0, ge=0, description="0 keeps every token.")
+    temperature: float = Field(1.0, gt=0, le=100)
+    seed: Seed = 0
+    target: Target = "restricted"
+
+
+class NextRequest(Body):
+    """Where to look for the next token."""
+
+    prefix: str = ""
+    top_k: int = Field(5, ge=1, le=_MOST_ROWS)
+    completions: int = Field(64, ge=2, le=_MOST_COMPLETIONS)
+    seed: Seed = 0
+
+
+class RisingRequest(Body):
+    """A continuation: text after a prefix, or tokens after the tokens of a context."""
+
+    prefix: str = ""
+    text: str | None = None
+    context: list[TokenId] = Field(default_factory=list)
+    tokens: list[TokenId] | None = None
+
+
+def router(engine: Engine, settings: ServerSettings) -> APIRouter:
+    """The routes of the playground."""
+    found = APIRouter(tags=["playground"])
+    files = {path.name: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in _KINDS}
+    files["look.css"] = look().encode()
+    for name, content in files.items():
+        where = "/" if name == "index.html" else f"/playground/{name}"
+        found.get(where, include_in_schema=False)(_file(content, _KINDS[Path(name).suffix]))
+    found.include_router(_questions(engine, settings))
+    return found
+
+
+def _file(content: bytes, kind: str) -> Callable[[], Response]:
+    def file() -> Response:
+        return Response(content, media_type=kind)
+
+    return file
+
+
+def _questions(engine: Engine, settings: ServerSettings) -> APIRouter:
+    """What the page asks."""
+    found = APIRouter(prefix="/playground", dependencies=[Depends(settings.authorise)])
+    is_json = [Depends(json_only)]
+
+    @found.get("/about")
+    async def about() -> dict[str, Any]:
+        """What the page needs to know before anything is asked."""
+        return about_model(engine, settings)
+
+    @found.post("/write", dependencies=is_json)
+    async def write(body: WriteRequest) -> StreamingResponse:
+        """Lines of JSON: ``drawn`` as candidates come, ``added`` as text does, ``written`` at the end."""
+        question = await asyncio.to_thread(question_of, engine, body)
+        return StreamingResponse(lines(engine, watched(engine, question)), media_type="application/x-ndjson")
+
+    @found.post("/next", dependencies=is_json)
+    async def next_token(body: NextRequest, request: Request) -> dict[str, Any]:
+        """The table of the next token."""
+        await asyncio.to_thread(engine.question, body.prefix)  # refuses what cannot be asked
+        return await unless_gone(request, engine.call(partial(next_of, engine, body)))
+
+    @found.post("/rising", dependencies=is_json)
+    async def rises(body: RisingRequest, request: Request) -> dict[str, Any]:
+        """The energy of every beginning of a text."""
+        context, tokens = await asyncio.to_thread(tokens_of, engine, body)
+        work = partial(rising, engine.joint.energy, engine.tokenizer, context, tokens, rows=engine.limits.rows)
+        return {"pieces": [piece.to_json() for piece in await unless_gone(request, engine.call(work))]}
+
+    return found
+
+
+def question_of(engine: Engine, body: WriteRequest) -> Question:
+    """One text by choice; where there is no energy to choose by, as many texts as candidates."""
+    return engine.question(
+        body.prefix,
+        num=1 if engine.has_energy else body.candidates,
+        candidates=body.candidates,
+        most_tokens=body.length,
+        truncation=Truncation(temperature=float(body.temperature), top_k=body.top_k or None),
+        target=body.target,
+        seed=body.seed,
+    )
+
+
+def next_of(engine: Engine, body: NextRequest) -> dict[str, Any]:
+    """The table, for continuations as the energy was trained on."""
+    length = engine.length if engine.joint.space is None else None
+    found = engine.joint.next(
+        body.prefix, top_k=body.top_k, completions=body.completions, length=length, seed=body.seed
+    )
+    return found.to_json()
+
+
+def about_model(engine: Engine, settings: ServerSettings) -> dict[str, Any]:
+    """Name, defaults, limits and examples."""
+    limits, space = engine.limits, engine.joint.space
+    candidates = limits.candidates if engine.has_energy else limits.texts
+    return {
+        "name": settings.name,
+        "has_energy": engine.has_energy,
+        "trained_length": None if space is None else space.length,
+        "examples": examples_of(settings.folder),
+        "defaults": {
+            "candidates": min(_CANDIDATES, candidates),
+            "length": engine.length,
+            "top_k": 0,
+            "temperature": 1,
+            "seed": 0,
+            "target": "restricted",
+            "next_rows": 5,
+            "completions": 64,
+        },
+        "limits": {
+            "candidates": candidates,
+            "length": max(limits.tokens, engine.length),
+            "top_k": engine.joint.base.vocab_size,
+            "seed": _LARGEST,
+            "next_rows": _MOST_ROWS,
+            "completions": _MOST_COMPLETIONS,
+        },
+    }
+
+
+def examples_of(folder: Path | None) -> list[str]:
+    """Held-out prefixes that the run was measured on, where there are some; else a few of ours."""
+    path = None if folder is None else folder / "evaluation" / SUMMARY
+    found = read_json(path) if path is not None and path.is_file() else {}
+    shown = [*(found.get("examples") or []), *(found.get("samples") or [])]
+    prefixes = dict.fromkeys(str(one["prefix"]) for one in shown if one.get("prefix"))
+    return list(prefixes)[:_MOST_EXAMPLES] or list(_EXAMPLES)
+
+
+def tokens_of(engine: Engine, body: RisingRequest) -> tuple[list[int], list[int]]:
+    """A context and a continuation that can be coloured."""
+    if (body.text is None) == (body.tokens is None):
+        raise UserError("give the continuation as text or as tokens, one of the two")
+    if body.text is not None:
+        engine.encode(body.prefix)  # refuses what is too long
+        joined = join(engine.tokenizer, body.prefix, [body.text])
+        context, tokens = joined.context, joined.texts[0].tokens
+    else:
+        context, tokens = engine.encode(body.context), engine.encode(body.tokens or [])
+    if len(tokens) > _LONGEST:
+        raise UserError(f"the continuation has {len(tokens)} tokens: give at most {_LONGEST} to be coloured")
+    return context, tokens

@@ -1,0 +1,80 @@
+"""An app on a socket of this machine, until somebody ends it."""
+
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from freenergy.errors import UserError
+
+_BACKLOG = 2048  # connections that wait to be taken: a queue of our own answers those beyond it
+_GRACE_SECONDS = 5  # for answers that are on their way when the server is told to end
+
+
+def run(app: FastAPI, *, host: str, port: int, words: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; port 0 picks a free one. Requests are not logged, since they can hold secrets."""
+    with bound(host, port) as listener:
+        where = address(listener)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        _Server(config, lambda: words(f"serving {app.title} at {where}")).run(sockets=[listener])
+
+
+def check_port(port: int) -> None:
+    """Refuse what is no port."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"the port is {port}: take one from 0 (any that is free) to 65535")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    check_port(port)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"the host {host!r} cannot be found ({error}): give an address of this machine") from None
+    family, kind, protocol, _, where = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        why = error.strerror or error
+        raise UserError(f"{host} port {port} cannot be listened on ({why}): take another with --port") from None
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Says when it is there, and ends quietly."""
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take requests, then say so."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal lets answers be finished, the second does not; neither is raised again afterwards."""
+        self.force_exit = self.should_exit
+        self.should_exit = True

@@ -1,0 +1,133 @@
+"""Tokens as text: how each is spelled, where it stands, and where a text that grows may be shown.
+
+A token can be part of a character. Then it is spelled by its bytes, and a text that ends with it is shown up to the
+character before, until the rest has come. Likewise a text that ends like the beginning of a stop string waits.
+"""
+
+import codecs
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from freenergy.base.forced import Forced
+from freenergy.corpus import Tokenizer
+
+_LOWEST = -9999.0  # what the dialect writes for minus infinity
+_UNKNOWN = "\ufffd"
+
+
+@final
+class Spelling:
+    """How the tokens of a vocabulary are written."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self._bytes = tokenizer, tokenizer.bytes_of_tokens
+
+    def token(self, token: int, *, as_id: bool = False) -> str:
+        """A token by itself: as text, by its bytes if it is no text, by its number if it is nothing."""
+        raw = None if self._bytes is None or token >= len(self._bytes) else self._bytes[token]
+        text = self.tokenizer.decode([token]) if raw is None else raw.decode("utf-8", "replace")
+        if as_id or not text:
+            return f"token_id:{token}"
+        if raw is not None and _UNKNOWN in text:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        return text
+
+    def offsets(self, tokens: Sequence[int]) -> list[int]:
+        """Where each token begins in the text of them all, in characters."""
+        if self._bytes is None or any(token >= len(self._bytes) for token in tokens):
+            return [len(self.tokenizer.decode(tokens[:t])) for t in range(len(tokens))]
+        decoder, places, length = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+        for token in tokens:
+            places.append(length)
+            length += len(decoder.decode(self._bytes[token]))
+        return places
+
+
+@final
+@dataclass(slots=True)
+class Growing:
+    """A text that grows; ``add`` gives what of it can be shown."""
+
+    tokenizer: Tokenizer
+    stops: tuple[str, ...]
+    tokens: list[int] = field(default_factory=list)
+    shown: str = ""
+    stopped_by: str | None = None
+
+    def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
+        """The part of the text that is new, and certain: all of it at the last."""
+        if self.stopped_by is not None:
+            return ""
+        self.tokens += tokens
+        whole = self.tokenizer.decode(self.tokens)
+        found = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in self.stops if stop in whole]
+        if found:  # the one that was complete first, however the tokens came
+            end, _, self.stopped_by = min(found)
+            safe = whole[: end - len(self.stopped_by)]
+        else:
+            safe = whole if is_last else self._certain(whole)
+        new, self.shown = safe[len(self.shown) :], safe
+        return new
+
+    def _certain(self, whole: str) -> str:
+        """Without what may turn out to be another character, or a stop string."""
+        safe = whole.rstrip(_UNKNOWN)
+        longest = max((len(stop) for stop in self.stops), default=1) - 1
+        for size in range(min(longest, len(safe)), 0, -1):
+            if any(stop.startswith(safe[-size:]) for stop in self.stops):
+                return safe[:-size]
+        return safe
+
+
+def num_kept(offsets: Sequence[int], growing: Growing) -> int:
+    """How many tokens of a text belong to what is shown of it: all, unless a stop string cut it."""
+    if growing.stopped_by is None:
+        return len(offsets)
+    return sum(place < len(growing.shown) for place in offsets)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token, its log-probability and the likeliest tokens there; None at the first token of all."""
+
+    token: int
+    log_prob: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+def places(tokens: Sequence[int], found: Forced, b: int, n: int) -> list[Place]:
+    """What was found of the tokens of continuation n of context b."""
+    L = len(tokens)
+    rows = zip(
+        tokens,
+        found.log_prob[b, n, :L].tolist(),
+        found.top[b, n, :L].tolist(),
+        found.log_top[b, n, :L].tolist(),
+        strict=True,
+    )
+    return [Place(token, p, tuple(zip(top, log_top, strict=True))) for token, p, top, log_top in rows]
+
+
+def log_probs(spelling: Spelling, told: Sequence[Place], offsets: Sequence[int], *, as_ids: bool) -> dict[str, Any]:
+    """The dialect's ``logprobs``; a token's own log-probability is in its list in any case."""
+    tops = [
+        None
+        if place.log_prob is None
+        else {
+            spelling.token(token, as_id=as_ids): _number(p) for token, p in (*place.top, (place.token, place.log_prob))
+        }
+        for place in told
+    ]
+    return {
+        "tokens": [spelling.token(place.token, as_id=as_ids) for place in told],
+        "token_logprobs": [None if place.log_prob is None else _number(place.log_prob) for place in told],
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
+
+
+def _number(value: float) -> float:
+    return min(value, 0.0) if math.isfinite(value) else _LOWEST

@@ -1,0 +1,108 @@
+"""A question as somebody watches it: candidates as they come, what was chosen, and how far to trust it.
+
+    drawn: part, context, candidates   …   added: text   …   written: text, steps, word, notes   or   error: message
+
+A text is written in parts of as many tokens as the energy reads, each chosen among candidates of its own.
+"""
+
+import json
+from collections.abc import AsyncIterator, Generator
+from contextlib import aclosing, closing
+from dataclasses import replace
+from typing import Any
+
+from freenergy.errors import UserError
+from freenergy.partition.estimate import LARGE_SHARE
+from freenergy.samplers.candidates import Candidates
+from freenergy.samplers.sampled import Sampled
+from freenergy.samplers.texts import Texts, diagnosis, finite
+from freenergy.web.engine import Added, Answers, Drawn, Engine, Question, TooLong
+from freenergy.web.jobs import Need, answer
+
+_PART, _PARTS = 16, 16  # candidates that come together: so many at least, in so many parts at most
+EVENNESS = ("healthy", "thin", "one candidate decides")  # from good to bad
+
+
+def watched(engine: Engine, question: Question) -> Answers:
+    """Ask, for parts that are small enough to see them come; the text is the same."""
+    most = max(_PART, -(-question.candidates // _PARTS))
+    engine.turns.check_room(1)
+    return engine.turns.ask(lambda tell: in_parts(answer(engine.joint, question, tell), most))
+
+
+def in_parts(steps: Generator[Need, Candidates, None], most: int) -> Generator[Need, Candidates, None]:
+    """The same steps, which need at most so many candidates at once."""
+    with closing(steps):
+        try:
+            need = next(steps)
+            while True:
+                need = steps.send((yield replace(need, num=min(need.num, most))))
+        except StopIteration:
+            return
+
+
+async def lines(engine: Engine, answers: Answers) -> AsyncIterator[str]:
+    """The events of a question as JSON, one a line; an error is the last of them, in its sentence."""
+    tokens: list[int] = []
+    async with aclosing(answers):
+        try:
+            async for event in answers:
+                if isinstance(event, Drawn):
+                    yield _line(drawn(engine, event))
+                elif isinstance(event, Added):
+                    tokens += event.tokens if engine.has_energy or event.text == 0 else ()
+                    yield _line({"event": "added", "text": engine.tokenizer.decode(tokens)})
+                else:
+                    yield _line(written(event.texts))
+        except (UserError, TooLong) as error:
+            yield _line({"event": "error", "message": str(error)})
+
+
+def _line(found: dict[str, Any]) -> str:
+    return json.dumps(found, allow_nan=False) + "\n"
+
+
+def drawn(engine: Engine, event: Drawn) -> dict[str, Any]:
+    """Candidates that have come; ``context`` is what they were read after."""
+    found = event.candidates
+    columns = (found.log_base, found.energy, found.log_weight)
+    rows = zip(found.x.lists()[0], *(column[0].tolist() for column in columns), strict=True)
+    candidates = [
+        {
+            "number": event.start + i,
+            "text": engine.tokenizer.decode(x),
+            "tokens": x,
+            "log_base": finite(log_base),
+            "energy": finite(energy),
+            "log_weight": finite(log_weight),
+        }
+        for i, (x, log_base, energy, log_weight) in enumerate(rows)
+    ]
+    context = found.x.contexts.lists()[0]
+    return {"event": "drawn", "part": event.chunk, "context": context, "candidates": candidates}
+
+
+def written(texts: Texts) -> dict[str, Any]:
+    """What was chosen, and how far to trust it: of several parts the worst word."""
+    steps = [_step(step) for step in texts.steps]
+    words = [step["word"] for step in steps if step["word"] is not None]
+    return {
+        "event": "written",
+        "text": texts[0].text,
+        "steps": steps,
+        "word": max(words, key=EVENNESS.index, default=None),
+        "notes": texts.all_notes(),
+    }
+
+
+def _step(step: Sampled) -> dict[str, Any]:
+    chosen = None if step.chosen is None else int(step.chosen[0])
+    word = None if step.candidates is None else evenness(step.candidates)
+    return {**diagnosis(step), "chosen": chosen, "word": word}
+
+
+def evenness(candidates: Candidates) -> str:
+    """The verdict on the weights of one context's candidates, as a word."""
+    if float(candidates.share.max()) > LARGE_SHARE:
+        return EVENNESS[2]
+    return EVENNESS[1] if candidates.diagnostics().verdicts()[0] else EVENNESS[0]
