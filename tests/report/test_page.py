@@ -3,6 +3,7 @@
 import re
 import tomllib
 from html.parser import HTMLParser
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -11,9 +12,10 @@ from freenergy.config import make_recipe, recipes
 from freenergy.pipeline import Run
 from freenergy.progress import Silent
 from freenergy.report import cite, write_report
-from freenergy.report.page import page, read_evaluation, summary, verdicts
+from freenergy.report.page import PLAYGROUND, page, read_evaluation, summary, verdicts
 from freenergy.report.tables import headline
 from freenergy.report.toml import to_toml
+from freenergy.storage import write_json
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -65,11 +67,20 @@ def test_it_is_whole_and_alone(whole):
     assert shown.tags.count("svg") == 4
     assert len(shown.ids) == len(set(shown.ids)), "an id stands twice"
     outside = [link for link in shown.links if not link.startswith(("#", "data:"))]
-    assert outside == []
+    assert all(link.startswith(PLAYGROUND) for link in outside), "something else than the playground is linked to"
     assert all(link[1:] in shown.ids for link in shown.links if link.startswith("#") and link != "#")
     assert sorted(path.name for path in (run.folder / "figures").iterdir()) == sorted(
         f"{name}.{ending}" for name in ("positions", "draws", "distinct", "densities") for ending in ("svg", "png")
     )
+
+
+def test_examples_open_in_the_playground(whole, evaluation):
+    """Whatever stands in a prefix, the link gives it back."""
+    _, shown = whole
+    prefixes = [one["prefix"] for one in (*evaluation["examples"], *evaluation["samples"])]
+    links = [link for link in shown.links if link.startswith(PLAYGROUND)]
+    assert [parse_qs(urlsplit(link).fragment)["prefix"] for link in links] == [[prefix] for prefix in prefixes]
+    assert "freenergy serve 'runs/made up'" in " ".join(shown.words)
 
 
 def test_what_a_model_wrote_is_text(whole):
@@ -240,3 +251,23 @@ def test_the_recipe_on_the_page_gives_the_recipe_back(name):
 def test_odd_words_in_a_recipe_come_back():
     table = {"name": 'a"b\\c', "corpus": {"source": "é\n\t\x7f 'x'", "test_share": 1e-07}, "list": [1, {"a": True}]}
     assert tomllib.loads(to_toml(table)) == table
+
+
+def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
+    run = write_run(tmp_path, evaluation)
+    assert "What people prefer" not in write_report(run, Silent()).read_text()
+    test = {"k": 188, "n": 319, "rate": 188 / 319, "p_value": 0.00084, "interval": [0.533, 0.644]}
+    summary = {
+        "study": "<b>asked</b>",
+        "models": {"a": {"name": "the base"}, "b": {"name": "the joint model"}},
+        "raters": {"invited": 30, "simulated": 30},
+        "pairs": {"with_votes": 319},
+        "outcomes": {"a": 131, "b": 188, "ties": 0},
+        "tests": {"decided": test, "strict": test, "not_worse": test},
+    }
+    write_json(run.folder / "studies" / "asked.json", summary)
+    page = write_report(run, Silent()).read_text()
+    assert "&lt;b&gt;asked&lt;/b&gt;" in page
+    assert "188 of 319" in page
+    assert "0.00084" in page
+    assert "30 of 30 raters are simulated" in page

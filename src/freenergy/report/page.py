@@ -7,8 +7,8 @@ import inspect
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from urllib.parse import quote as percent_encoded
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from freenergy.config import Recipe, load_recipe, recipes
@@ -18,14 +18,18 @@ from freenergy.pipeline import Run
 from freenergy.pipeline import stages as stages_of
 from freenergy.pipeline.evaluation import STAGE, SUMMARY, read_summary
 from freenergy.pipeline.run import is_current
-from freenergy.report import tables
+from freenergy.report import look, tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
+from freenergy.report.study_tables import preference, sentence, simulated
+from freenergy.report.templates import templates
 from freenergy.report.toml import to_toml
 from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, number
 from freenergy.storage import read_json
+from freenergy.study.summary import STUDIES
 
 _HERE = Path(__file__).parent
+PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it unless told otherwise
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
 
@@ -43,16 +47,14 @@ def read_evaluation(run: Run) -> dict[str, Any]:
 
 def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
     """The HTML of a run's report."""
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["tight"] = _tight
+    environment = templates()
+    environment.filters["playground"] = _in_playground
     records = {stage.name: run.finished(stage.name) for stage in stages_of(run.recipe)}
     joint, text = evaluation.get("joint"), evaluation.get("text")
     return environment.get_template("report.html.j2").render(
         name=run.recipe.name,
         about=run.recipe.about,
-        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        css=Markup(look() + (_HERE / "report.css").read_text(encoding="utf-8")),
         summary=summary(evaluation),
         verdicts=verdicts(evaluation),
         beaten=beaten(evaluation),
@@ -63,19 +65,21 @@ def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
         figures=[(drawing, Markup(drawing.inline()) if drawing.svg else "") for drawing in drawings],
         examples=[_example(example) for example in evaluation.get("examples") or []],
         samples=evaluation.get("samples") or [],
+        studies=[_study(read_json(path)) for path in sorted((run.folder / STUDIES).glob("*.json"))],
         energies=energies(run.recipe),
         stages=tables.stages(records),
         versions=tables.versions(records),
         recipe=to_toml(run.recipe.to_json()),
         commands=commands(run.recipe),
+        serve=f"freenergy serve {quote(_folder(run.recipe))}",
         used=methods(run.recipe),
         bibtex=cite(run).strip(),
     )
 
 
-def _tight(text: str) -> str:
-    """Without a line break between a number and its %."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+def _in_playground(prefix: str) -> str:
+    """Where the playground opens with this prefix."""
+    return f"{PLAYGROUND}#prefix={percent_encoded(prefix, safe='')}"
 
 
 def summary(evaluation: dict[str, Any]) -> str:
@@ -141,9 +145,24 @@ def energies(recipe: Recipe) -> list[tuple[str, str]]:
 def commands(recipe: Recipe) -> list[str]:
     """What to type to get the same numbers elsewhere."""
     is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
-    folder = f"runs/{recipe.name}"
+    folder = _folder(recipe)
     first = f"freenergy run {recipe.name}" if is_shipped else f"freenergy run recipe.toml --out {quote(folder)}"
     return [first, f"freenergy evaluate {quote(folder)} --json", f"freenergy report {quote(folder)}"]
+
+
+def _folder(recipe: Recipe) -> str:
+    """Where such a run is, unless told otherwise."""
+    return f"runs/{recipe.name}"
+
+
+def _study(summary: dict[str, Any]) -> dict[str, Any]:
+    """What people preferred, as the study's own page says it."""
+    return {
+        "name": summary["study"],
+        "sentence": sentence(summary),
+        "simulated": simulated(summary),
+        "table": preference(summary),
+    }
 
 
 def _example(example: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,181 @@
+"""``freenergy study``: a blind comparison by people, from making the texts to the report."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from freenergy.cli.root import AsJson, print_json
+from freenergy.errors import UserError
+
+study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two models writes better, blindly.")
+StudyFolder = Annotated[Path, typer.Argument(metavar="STUDY", help="The folder of a study.")]
+Law = Annotated[
+    Literal["base", "joint"] | None, typer.Option(help="Base or joint model; the joint one where there is an energy.")
+]
+
+
+@study_app.command()
+def create(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run; its held-out text gives the prefixes.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Another run, the same, or the word human.")],
+    out: Annotated[Path, typer.Option(help="Folder of the study.")],
+    human: Annotated[
+        list[Path] | None, typer.Option(help="Take prefixes and real text from this file; may be given again.")
+    ] = None,
+    prefixes: Annotated[int, typer.Option(help="Pairs to compare.")] = 333,
+    a: Law = None,
+    b: Law = None,
+    candidates: Annotated[int, typer.Option(help="Candidates that a text of a joint model is chosen among.")] = 256,
+    length: Annotated[int | None, typer.Option(help="Tokens of a continuation; as trained unless given.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = 1.0,
+    votes: Annotated[int, typer.Option(help="Votes asked for each pair.")] = 3,
+    qualification: Annotated[int, typer.Option(help="Questions with a known answer before the first pair.")] = 12,
+    pass_mark: Annotated[float, typer.Option(help="More than this share of them must be right.")] = 2 / 3,
+    checks: Annotated[int | None, typer.Option(help="Attention checks; enough for everybody unless given.")] = None,
+    pages: Annotated[int | None, typer.Option(help="The most pages for one rater.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the texts, the order and the sides.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make the pairs: one continuation of each model for the same held-out prefixes. Killed, it goes on."""
+    from freenergy.console import Bars
+    from freenergy.protocols import Truncation
+    from freenergy.study import Making, StudySettings
+    from freenergy.study import create as make
+
+    settings = StudySettings(
+        prefixes=prefixes,
+        votes=votes,
+        qualification=qualification,
+        pass_mark=pass_mark,
+        checks=checks,
+        pages=pages,
+        seed=seed,
+    )
+    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
+    making = Making(a=a, b=b, candidates=candidates, length=length, truncation=truncation, human=tuple(human or ()))
+    with Bars() as bars:
+        study = make(run_a, run_b, out, settings, making, bars)
+    same = sum(item.kind == "pair" and item.is_same for item in study.items)
+    names = {side: model["name"] for side, model in study.models.items()}
+    if as_json:
+        counts = {kind: len(study.of(kind)) for kind in ("pair", "check", "qualification")}
+        print_json({"study": str(out), "models": names, "same": same, **counts})
+        return
+    told = f"; {same} more are twice the same text and will not be shown" if same else ""
+    typer.echo(f"{len(study.of('pair'))} pairs of {names['a']} and {names['b']} are in {out}{told}.")
+    typer.echo(f"Invite raters: freenergy study invite {out} --raters 8, then: freenergy study serve {out}")
+
+
+@study_app.command()
+def invite(
+    folder: StudyFolder,
+    raters: Annotated[int, typer.Option(help="How many people.")] = 8,
+    address: Annotated[str, typer.Option(help="Where raters reach the study.")] = "http://127.0.0.1:8001",
+    as_json: AsJson = False,
+) -> None:
+    """Print links for new raters, once: they are not kept."""
+    from freenergy.study import Store, Study
+
+    if not address.startswith(("http://", "https://")) or any(char in address for char in "#?"):
+        raise UserError(f"{address} is no address of a study: write it as in --address https://study.example.org")
+    with Store(Study.open(folder)) as store:
+        links = [(new.label, f"{address.rstrip('/')}/#{new.token}") for new in store.invite(raters)]
+    if as_json:
+        print_json({"invitations": [{"label": label, "link": link} for label, link in links]})
+        return
+    for label, link in links:
+        typer.echo(f"{label}\t{link}")
+    typer.echo("Send each to one person. A link lets its holder vote and cannot be printed again.", err=True)
+
+
+@study_app.command()
+def serve(
+    folder: StudyFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback put it behind HTTPS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A host name under which raters reach it, as behind a proxy.")
+    ] = None,
+) -> None:
+    """Show the pages to raters; answers are on disk before they are acknowledged."""
+    try:
+        from freenergy.web.running import run
+        from freenergy.web.security import is_loopback, loopback_hosts
+        from freenergy.web.study import create_study_app
+    except ModuleNotFoundError as error:
+        raise UserError(f"serving needs {error.name}: install it with pip install 'freenergy[web]'") from None
+    from freenergy.study import Store, Study
+
+    def say(words: str) -> None:
+        typer.echo(words, err=True)
+
+    known = (*loopback_hosts(), *(name or ()))
+    with Store(Study.open(folder)) as store:
+        app = create_study_app(store, hosts=known if is_loopback(host) or name else None)
+        run(app, host=host, port=port, words=say)
+
+
+@study_app.command()
+def report(folder: StudyFolder, as_json: AsJson = False) -> None:
+    """Count the votes: preference, ties, the binomial test, dropped votes, agreement; a table and a page."""
+    from freenergy.study import Store, Study, summarise, write_summary
+
+    study = Study.open(folder)
+    with Store(study) as store:
+        summary = summarise(store)
+    paths = [str(path) for path in write_summary(study, summary)]
+    page = _page(folder, summary)
+    if as_json:
+        print_json({**summary, "files": paths, "report": page})
+        return
+    _show(summary)
+    typer.echo(f"All counts are in {paths[0]}" + (f", with examples in {page}." if page else "."))
+
+
+def _page(folder: Path, summary: dict[str, Any]) -> str | None:
+    """The study's page, where what writes it is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("jinja2") is None:
+        typer.echo("for a page: pip install 'freenergy[report]'", err=True)
+        return None
+    from freenergy.report.study_page import write_study_page
+
+    return str(write_study_page(folder, summary))
+
+
+def _show(summary: dict[str, Any]) -> None:
+    """The same tables as on the page."""
+    from freenergy.console import show_table
+    from freenergy.report.study_tables import preference, raters, sentence, simulated, votes
+
+    if label := simulated(summary):
+        typer.echo(f"SIMULATED: {label}")
+    typer.echo(sentence(summary))
+    for table in (preference(summary), votes(summary), raters(summary)):
+        show_table(table.caption, table.columns, table.rows)
+
+
+@study_app.command()
+def simulate(
+    folder: StudyFolder,
+    raters: Annotated[int, typer.Option(help="Artificial raters.")] = 30,
+    preference: Annotated[float, typer.Option(help="How likely each chooses B.")] = 0.6,
+    attention: Annotated[float, typer.Option(help="How likely each finds a known answer.")] = 0.9,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Let artificial raters vote, labelled as such for good: to check the statistics, not the texts."""
+    from freenergy.console import Bars
+    from freenergy.study import Store, Study
+    from freenergy.study import simulate as let_vote
+
+    with Store(Study.open(folder)) as store, Bars() as bars:
+        pages = let_vote(store, raters, preference=preference, attention=attention, seed=seed, progress=bars)
+    if as_json:
+        print_json({"raters": raters, "pages": pages})
+    else:
+        typer.echo(f"{raters} simulated raters have answered {pages} pages. Count: freenergy study report {folder}")

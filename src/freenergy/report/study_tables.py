@@ -1,0 +1,101 @@
+"""What a study has shown, in sentences and tables: for the page and for the console."""
+
+from typing import Any
+
+from freenergy.report.tables import Table
+from freenergy.report.words import DASH, is_number, number, percent
+
+_LEVEL = 0.05
+_TESTS = {
+    "strict": ("A < B", "as Table 2 of Deng et al.: ties count against B"),
+    "not_worse": ("A ≤ B", "as Table 2: ties count for B, so it can only show that B is not worse"),
+    "decided": ("A < B, ties left out", "the sign test on decided pairs"),
+}
+
+
+def simulated(summary: dict[str, Any]) -> str:
+    """A label where not all raters are people."""
+    found = summary["raters"]
+    if not found["simulated"]:
+        return ""
+    return (
+        f"{found['simulated']} of {found['invited']} raters are simulated: artificial raters with seeded random "
+        "answers. These numbers test the statistics and say nothing about the texts."
+    )
+
+
+def sentence(summary: dict[str, Any]) -> str:
+    """The result in a sentence or two."""
+    test, all_pairs = summary["tests"]["decided"], summary["pairs"]["with_votes"]
+    a, b = (summary["models"][model]["name"] for model in ("a", "b"))
+    if not test["n"]:
+        return "No pair is decided yet."
+    shares = {name: percent(count / all_pairs) for name, count in summary["outcomes"].items()}
+    told = f"Of {all_pairs} pairs raters preferred {b} in {shares['b']} and {a} in {shares['a']}"
+    if summary["outcomes"]["ties"]:
+        told += f"; {shares['ties']} are ties. Without ties {b} has {percent(test['rate'])}"
+    chance = f"95 % interval {_interval(test['interval'])}; one-sided binomial test, p = {probability(test['p_value'])}"
+    verdict = "" if test["p_value"] <= _LEVEL else ", which can be chance"
+    return f"{told} ({chance}){verdict}."
+
+
+def preference(summary: dict[str, Any]) -> Table:
+    """The rates of Table 2, in the three ways to count ties."""
+    rows = []
+    for name, (rate, meaning) in _TESTS.items():
+        test = summary["tests"][name]
+        numbers = [percent(test["rate"]), _interval(test["interval"]), probability(test["p_value"])]
+        rows.append([rate, f"{test['k']} of {test['n']}", *numbers, meaning])
+    columns = ("rate", "pairs", "for B", "95 % interval", "p, one-sided", "ties")
+    return Table(caption="Is B preferred?", columns=columns, rows=rows, is_prose=True)
+
+
+def votes(summary: dict[str, Any]) -> Table:
+    """What was counted, dropped, and agreed on."""
+    pairs, given, outcomes = summary["pairs"], summary["votes"], summary["outcomes"]
+    checks, agree = summary["attention"], summary["agreement"]
+    alpha = f"{number(agree['alpha'])} ({_plain_interval(agree['interval'])})"
+    rows = [
+        ["pairs", f"{pairs['asked']:,}", f"{pairs['with_votes']} with votes, {pairs['complete']} with all "
+         f"{summary['settings']['votes']} asked; {pairs['same']} more are twice the same text and were not shown"],
+        ["pairs for A, for B, ties", f"{outcomes['a']}, {outcomes['b']}, {outcomes['ties']}", "by more votes"],
+        ["votes on pairs", f"{given['given']:,}", f"{given['kept']} counted"],
+        ["votes dropped", f"{given['dropped']:,}", "on pages whose attention check was failed"],
+        ["attention checks failed", f"{checks['failed']} of {checks['asked']}", "one stands on every page"],
+        ["agreeing pairs of votes", percent(agree["share"]), f"on {agree['units']} pairs with two votes or more"],
+        ["Krippendorff's α", alpha, "1 is agreement, 0 is chance; 95 % bootstrap interval over pairs"],
+        ["seconds a page", number(summary["seconds_a_page"]), "median, from its first showing to its answer"],
+    ]  # fmt: skip
+    return Table(caption="Votes and agreement", columns=("what", "value", "meaning"), rows=rows, is_prose=True)
+
+
+def raters(summary: dict[str, Any]) -> Table:
+    """One row a rater."""
+    rows = []
+    for rater in summary["by_rater"]:
+        right = rater["qualification"]
+        known = {True: "yes", False: "no", None: DASH}[rater["is_qualified"]]
+        counts = [str(rater[name]) for name in ("pages", "votes", "dropped", "checks_failed", "for_b")]
+        first = percent(rater["text_1"] / rater["votes"]) if rater["votes"] else DASH
+        questions = f"{right['right']} of {right['given']}"
+        rows.append([rater["label"], questions, known, *counts, first, number(rater["seconds_a_page"])])
+    columns = ("rater", "questions right", "qualified", "pages", "votes", "dropped", "checks failed", "counted for B",
+               "chose text 1", "seconds a page")  # fmt: skip
+    return Table(caption="Raters", columns=columns, rows=rows)
+
+
+def probability(value: Any) -> str:
+    """A p-value in two digits.
+
+    >>> probability(0.00084), probability(0.52), probability(1e-12), probability(None)
+    ('0.00084', '0.52', '1e-12', '–')
+    """
+    return f"{value:.2g}" if is_number(value) else DASH
+
+
+def _interval(ends: Any) -> str:
+    return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %" if ends else DASH
+
+
+def _plain_interval(ends: Any) -> str:
+    return f"{number(ends[0])} to {number(ends[1])}" if ends else DASH
