@@ -21,7 +21,7 @@ from freenergy.storage import write_text
 from freenergy.testing import law
 
 _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy", "pyarrow", "safetensors", "accelerate")
-_EXTRAS = ("datasets",)
+_EXTRAS = ("datasets", "matplotlib", "jinja2", "fastapi", "uvicorn")
 
 
 def examine() -> dict[str, Any]:
