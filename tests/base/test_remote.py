@@ -25,6 +25,8 @@ from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.testing import check_language_model
 
+pytestmark = pytest.mark.slow  # a server is started for each worker; tests/web has quick ones of the same model
+
 V, EOS = 11, 0
 CONTEXTS = [[3, 4, 5], [7], []]
 SHAPES = ["legacy", "chat", "chat+no-echo", "legacy+refuse-zero", "prompt-logprobs", "legacy+apart", "chat+ignore-echo"]

@@ -16,6 +16,8 @@ from freenergy.config import make_recipe
 from freenergy.energies.settings import NgramEnergy
 from freenergy.storage import file_hash, read_json
 
+pytestmark = pytest.mark.slow
+
 ENERGY = """
 [negatives]
 per_prefix = 4

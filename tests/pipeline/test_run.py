@@ -107,6 +107,7 @@ def test_another_tokenizer_at_the_same_path_is_noticed(recipe, tmp_path):
         assert (result.summary["vocab_size"], result.was_cached) == (size, False)
 
 
+@pytest.mark.slow
 def test_text_without_spaces_has_no_words_and_still_reports(recipe, tmp_path):
     text = tmp_path / "dna.jsonl"
     letters = ["".join("ACGT"[(i * i + i // 7 + k * i) % 4] for i in range(400)) for k in range(20)]

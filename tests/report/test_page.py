@@ -255,7 +255,7 @@ def test_odd_words_in_a_recipe_come_back():
 
 def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
     run = write_run(tmp_path, evaluation)
-    assert "What people prefer" not in write_report(run, Silent()).read_text()
+    assert "What people prefer" not in page(run, read_evaluation(run), [])
     test = {"k": 188, "n": 319, "rate": 188 / 319, "p_value": 0.00084, "interval": [0.533, 0.644]}
     summary = {
         "study": "<b>asked</b>",
@@ -266,8 +266,8 @@ def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
         "tests": {"decided": test, "strict": test, "not_worse": test},
     }
     write_json(run.folder / "studies" / "asked.json", summary)
-    page = write_report(run, Silent()).read_text()
-    assert "&lt;b&gt;asked&lt;/b&gt;" in page
-    assert "188 of 319" in page
-    assert "0.00084" in page
-    assert "30 of 30 raters are simulated" in page
+    shown = page(run, read_evaluation(run), [])
+    assert "&lt;b&gt;asked&lt;/b&gt;" in shown
+    assert "188 of 319" in shown
+    assert "0.00084" in shown
+    assert "30 of 30 raters are simulated" in shown

@@ -396,7 +396,11 @@ def test_a_remote_model_scores_as_the_local_one(remote, joint):
 @pytest.mark.parametrize("eos", [256, None], ids=["ended", "fixed"])
 @pytest.mark.parametrize(
     "truncation",
-    [Truncation(), Truncation(top_k=4), Truncation(temperature=0.7, top_k=5), Truncation(top_p=0.9)],
+    [Truncation(top_k=4)]
+    + [
+        pytest.param(truncation, marks=pytest.mark.slow)
+        for truncation in (Truncation(), Truncation(temperature=0.7, top_k=5), Truncation(top_p=0.9))
+    ],
     ids=str,
 )
 def test_a_remote_model_draws_from_the_local_law(remote, joint, eos, truncation):
