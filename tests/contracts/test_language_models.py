@@ -53,7 +53,10 @@ ROWS = {
 SHARED = {"gpt2", "gpt2, compiled", "llama", "gpt-neox", "mistral"}
 
 
-@pytest.mark.parametrize("name", ROWS)
+QUICK = {"tabular", "tabular, order 0", "ngram", "llama"}  # the others are as exact, and slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ROWS])
 def test_contract(name):
     _, make, tolerance = ROWS[name]
     check_language_model(make(), contexts=CONTEXTS, length=2, tolerance=tolerance)
