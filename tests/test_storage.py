@@ -54,9 +54,9 @@ def test_no_room_on_disk_is_one_sentence(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=True
-    )
+    # -B: Python would keep what it could write of compiled modules, cut short, for the next who imports them
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("no room on disk to write big: free some space")
     assert list(tmp_path.iterdir()) == []
 

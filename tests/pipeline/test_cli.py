@@ -246,7 +246,8 @@ def test_an_endpoint_that_is_down(call, recipe, tmp_path):
 def test_no_room_on_disk(recipe, tmp_path, limit):
     """The system refuses files above a size, in the corpus or in training: one sentence; later it goes on."""
     code = "from freenergy.cli import main; main()"
-    command = [sys.executable, "-c", code, "run", str(recipe), "--out", str(tmp_path / "out"), *QUICK]
+    # -B: Python would keep what it could write of compiled modules, cut short, for the next who imports them
+    command = [sys.executable, "-B", "-c", code, "run", str(recipe), "--out", str(tmp_path / "out"), *QUICK]
 
     def small():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
