@@ -4,8 +4,6 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-unexport PYTHONDONTWRITEBYTECODE # compiled tests are kept: to rewrite and compile them takes each worker long
-
 .PHONY: demo test test-fast bench bench-quick check format browser clean
 
 demo: $(READY)
