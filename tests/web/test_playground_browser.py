@@ -131,17 +131,22 @@ def requested(browser):
 LOOKS = [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]
 
 
+def ask_the_rest(browser):
+    """Open every table, colour the picked text, look at the next token."""
+    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+    one(browser, "#picked-colour").click()
+    until(lambda: one(browser, "#rising").is_displayed())
+    one(browser, "#next-go").click()
+    until(lambda: number_of(browser, "#next-table tbody tr") > 0)
+
+
 @pytest.fixture(params=LOOKS, ids=lambda p: f"{p[0]}-{p[1]}")
 def written(request, see, address):
     """A page on which a text was written and coloured, and every table is open."""
     scheme, width = request.param
     browser = see(address, SHOWN, scheme=scheme, width=width)
     write(browser)
-    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
-    one(browser, "#picked-colour").click()
-    until(lambda: one(browser, "#rising").is_displayed())
-    one(browser, "#next-go").click()
-    until(lambda: number_of(browser, "#next-table tbody tr") > 0)
+    ask_the_rest(browser)
     return browser, scheme, width
 
 
@@ -351,11 +356,7 @@ def test_what_a_model_writes_is_text(see, width):
         browser = see(where, f"#prefix={quote(' '.join(NASTY))}&candidates=40", width=width)
         title = browser.title
         write(browser)
-        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
-        one(browser, "#picked-colour").click()
-        until(lambda: one(browser, "#rising").is_displayed())
-        one(browser, "#next-go").click()
-        until(lambda: number_of(browser, "#next-table tbody tr") > 0)
+        ask_the_rest(browser)
         shown = words(browser, "#candidates-table")
         assert all(bad in shown for bad in NASTY)
         assert NASTY[0] in words(browser, "#chosen-prefix")

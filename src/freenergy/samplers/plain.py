@@ -15,7 +15,7 @@ from torch import Tensor
 from freenergy.progress import Progress
 from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
 from freenergy.randomness import Rng
-from freenergy.samplers.candidates import propose
+from freenergy.samplers.candidates import Candidates, propose
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, picked, tokens_in
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
@@ -53,13 +53,18 @@ class Plain:
                 base, energy, context, self.num, space, rng.child("draw"),
                 truncation=self.truncation, at_once=self.at_once, advance=advance,
             )  # fmt: skip
-        return Sampled(
-            x=picked(found, torch.arange(self.num)),
-            log_base=found.log_base,
-            energy=found.energy,
-            method="base",
-            target="base",
-            distance=0.0,
-            is_estimated=False,
-            base_tokens=tokens_in(found.x),
-        )
+        return all_of(found)
+
+
+def all_of(found: Candidates) -> Sampled:
+    """Every draw is a result."""
+    return Sampled(
+        x=picked(found, torch.arange(found.energy.shape[1])),
+        log_base=found.log_base,
+        energy=found.energy,
+        method="base",
+        target="base",
+        distance=0.0,
+        is_estimated=False,
+        base_tokens=tokens_in(found.x),
+    )

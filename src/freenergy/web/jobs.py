@@ -20,9 +20,8 @@ from freenergy.protocols import Truncation
 from freenergy.randomness import Rng, Streams
 from freenergy.samplers.candidates import Candidates, Target, propose
 from freenergy.samplers.chunks import Chunk, LongText
-from freenergy.samplers.plain import no_energy
+from freenergy.samplers.plain import all_of, no_energy
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import Sampled, picked, tokens_in
 from freenergy.samplers.texts import Text, Texts
 from freenergy.samplers.writing import Writing, of_chunks, of_sampled, stream
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
@@ -154,16 +153,7 @@ def _plain(
 
     need = _need(question, question.context, question.num, space, rng.child("draw"))
     found = yield from _drawn(need, told, text=0, chunk=0)
-    sampled = Sampled(
-        x=picked(found, torch.arange(question.num)),
-        log_base=found.log_base,
-        energy=found.energy,
-        method="base",
-        target="base",
-        distance=0.0,
-        is_estimated=False,
-        base_tokens=tokens_in(found.x),
-    )
+    sampled = all_of(found)
     return Texts(
         prefix=question.prefix, texts=of_sampled(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer, notes=()
     )
