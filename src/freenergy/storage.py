@@ -142,6 +142,23 @@ def alone_with(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Two processes that work in one folder would write over each other."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process is running in {folder}: wait for it, or choose another --out") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
 def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
     """JSON lines that are added one by one and appear as ``path`` when all are there; the same ``key`` goes on.
 

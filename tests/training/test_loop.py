@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from freenergy import Rng, UserError
+from freenergy.networks.blocks import Blocks
 from freenergy.protocols import Loss
 from freenergy.storage import file_hash
-from freenergy.training.language_model import Blocks
 from freenergy.training.loop import Validation, fit
 from freenergy.training.settings import Optimisation
 

@@ -5,7 +5,7 @@
 ``paper-12l``, ``paper-24l``, ``balm-12l`` and ``balm-24l`` are the sizes of Table 1 of Deng et al. (2020), for their
 vocabulary of 50,096. The paper gives d = 1,568 for BALM, which by this formula is 433 M parameters and not its 408 M;
 we keep the count, and take the width of 16 equal heads that comes nearest to it. So do the 24-layer models, for which
-the paper gives no width.
+the paper gives no width. ``tr-base`` and ``tr-xl`` are Table 6 of Wang et al. (2022); the second is meant for a memory.
 """
 
 from dataclasses import dataclass
@@ -72,6 +72,12 @@ PRESETS = {
     ),
     "small": Preset(
         family="neox", layers=6, heads=8, width=384, feedforward=1536, context=512, about="an hour on two cores"
+    ),
+    "tr-base": Preset(
+        family="gpt2", layers=6, heads=8, width=512, feedforward=2048, context=512, about="Tr-Base of Wang et al. 2022"
+    ),
+    "tr-xl": Preset(
+        family="neox", layers=16, heads=10, width=410, feedforward=2100, context=512, about="Tr-XL of Wang et al. 2022"
     ),
     "paper-12l": _paper(12, 1024, "BASE LM of Deng et al. 2020, 203 M"),
     "paper-24l": _paper(24, 752, "BASE LM-24L of Deng et al. 2020, 203 M"),

@@ -23,12 +23,16 @@ from freenergy.baselines.residual import ResidualLM
 from freenergy.baselines.settings import BalmBaseline, LocalBaseline, LongerBaseline, RalmBaseline
 from freenergy.corpus import Corpus
 from freenergy.errors import UserError
+from freenergy.networks.blocks import BlockData, Blocks
+from freenergy.networks.causal import CausalNetwork
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
 from freenergy.sequences import Sequences
-from freenergy.training.language_model import Blocks, LanguageModelTask, training_summary
+from freenergy.training.autoregressive import AutoregressiveTask
+from freenergy.training.language_model import training_summary
 from freenergy.training.loop import Step, Task, Validation, fit_watched
+from freenergy.training.teaching import Teaching
 
 TRAINING, _CPU = "training", "cpu.jsonl"
 Trained = LongerBaseline | BalmBaseline | RalmBaseline | LocalBaseline
@@ -87,17 +91,17 @@ def train_network(
     """A language model by itself, on the same blocks as the base."""
     steps = settings.optimisation
     check_block(settings, corpus, getattr(model.config.get_text_config(), "max_position_embeddings", None))
-    task = LanguageModelTask(
-        model,
+    data = BlockData(
         corpus.stream("train"),
         corpus.stream("validation"),
         block=settings.block,
         batch_size=steps.batch_size,
         accumulate=steps.accumulate,
-        label_smoothing=0.0,
+        known=0,
         validation_tokens=settings.validation_tokens,
         rng=rng,
     )
+    task = AutoregressiveTask(CausalNetwork(model), data, Teaching())
     return train_task(task, settings, folder, rng, progress)
 
 

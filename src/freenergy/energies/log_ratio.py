@@ -38,7 +38,7 @@ class LogRatio(nn.Module):
         super().__init__()
         self.settings, self.eos = settings, base.eos
         model = network_of(base, "LogRatio")
-        _check_head(model)
+        check_head(model, "LogRatio")
         q = network or copied(model)
         set_dropout(q, settings.dropout)
         self.trunk, self.head = Trunk(without_head(q), "causal"), q.get_output_embeddings()
@@ -85,19 +85,23 @@ class LogRatio(nn.Module):
 
 def log_prob(states: States, head: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
     """Σ_t log softmax(head(h_{t−1}))[x_t], where h_0 is the state of the prefix's last token."""
-    B, N, L = x.tokens.shape
-    M, H = states.prefix.shape[1], states.prefix.shape[3]
-    last = (states.prefix_mask.sum(-1) - 1).view(B, M, 1, 1).expand(B, M, 1, H)
-    first = states.prefix.gather(2, last).expand(B, N, 1, H)
-    before = torch.cat([first, states.x], dim=2)[:, :, :L]
-    logits = head(before)
+    logits = head(predicting(states, x))
     logits = logits if logits.dtype == torch.float64 else logits.float()
     picked = logits.gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     return sum_tokens(picked, x.mask)
 
 
+def predicting(states: States, x: Continuations) -> Float[Tensor, "B N L H"]:
+    """h_{t−1} of each token x_t: the state that predicts it."""
+    B, N, L = x.tokens.shape
+    M, H = states.prefix.shape[1], states.prefix.shape[3]
+    last = (states.prefix_mask.sum(-1) - 1).view(B, M, 1, 1).expand(B, M, 1, H)
+    first = states.prefix.gather(2, last).expand(B, N, 1, H)
+    return torch.cat([first, states.x], dim=2)[:, :, :L]
+
+
 @torch.no_grad()
-def _check_head(model: PreTrainedModel) -> None:
+def check_head(model: PreTrainedModel, energy: str) -> None:
     """Refuse a model that does more to its states than one layer before it predicts."""
     tokens, head = (
         torch.arange(4, device=model.device).view(1, 4) % model.config.vocab_size,
@@ -106,6 +110,6 @@ def _check_head(model: PreTrainedModel) -> None:
     logits = model(tokens, use_cache=False).logits
     if head is None or not torch.allclose(head(model.base_model(tokens).last_hidden_state), logits, atol=1e-4):
         raise UserError(
-            f"{type(model).__name__} does not predict by one linear layer, which a LogRatio energy needs: "
+            f"{type(model).__name__} does not predict by one linear layer, which a {energy} energy needs: "
             'take kind = "unit" or "bit"'
         )

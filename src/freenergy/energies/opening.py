@@ -17,6 +17,7 @@ _HOMES = {  # imported when they are needed, since some bring transformers with 
     "bit": ("bit", "Bit"),
     "log-ratio": ("log_ratio", "LogRatio"),
     "probe": ("probe", "Probe"),
+    "logits": ("logits", "Logits"),
     "ngram": ("ngram_features", "NgramFeatures"),
     "product": ("product", "Product"),
 }

@@ -119,7 +119,15 @@ class SavedEnergy:
     path: str
 
 
-PartEnergy = UnitEnergy | BitEnergy | LogRatioEnergy | ProbeEnergy | NgramEnergy | SavedEnergy
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsEnergy:
+    """The level of the base's own logits, for a base that was trained with ``base.earm``; nothing is learned."""
+
+    kind: Literal["logits"] = "logits"
+
+
+PartEnergy = UnitEnergy | BitEnergy | LogRatioEnergy | ProbeEnergy | NgramEnergy | LogitsEnergy | SavedEnergy
 
 
 @final

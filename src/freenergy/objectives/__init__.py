@@ -1,7 +1,8 @@
-"""What training makes small: pure maths on Scores."""
+"""What training makes small: pure maths on numbers."""
 
 from freenergy.objectives.binary import BinaryNCE
 from freenergy.objectives.conditional import ConditionalNCE
+from freenergy.objectives.earm import EARM
 from freenergy.objectives.ranking import RankingNCE
 
-__all__ = ["BinaryNCE", "ConditionalNCE", "RankingNCE"]
+__all__ = ["EARM", "BinaryNCE", "ConditionalNCE", "RankingNCE"]

@@ -16,10 +16,14 @@ from freenergy.sequences import Sequences, SequenceSpace
 from freenergy.storage import fingerprint, read_json, write_json
 from freenergy.training.settings import TrainedBase
 
+_LEFT_OUT = (("scheduled", None), ("earm", None), ("memory", 0))
+
 
 def _plan(run: Run, progress: Progress) -> Plan:
     settings = run.recipe.base
-    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings)}
+    # what is left out does not count, so that a run keeps its base when a key is added here
+    given = {key: value for key, value in asdict(settings).items() if (key, value) not in _LEFT_OUT}
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": given}
     checkpoint = None
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:

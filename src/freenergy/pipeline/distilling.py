@@ -37,12 +37,12 @@ from freenergy.partition import certified_gain
 from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.negatives import stored_identity
 from freenergy.pipeline.opening import load
-from freenergy.pipeline.run import Run, alone_in
+from freenergy.pipeline.run import Run
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Candidates
-from freenergy.storage import fingerprint, read_json, room_on_disk, sweep, whole, write_json, write_text
+from freenergy.storage import alone_in, fingerprint, read_json, room_on_disk, sweep, whole, write_json, write_text
 from freenergy.training.contrast import StoredContrast
 from freenergy.training.distil import Distilling, DistilTask, Proposal, network, train_policy
 from freenergy.training.feature_cache import FeatureCache

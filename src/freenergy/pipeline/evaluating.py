@@ -23,10 +23,10 @@ from freenergy.pipeline.candidates import draw_candidates
 from freenergy.pipeline.evaluation import STAGE, SUMMARY, joint_subject, open_all_baselines, read_summary
 from freenergy.pipeline.given_text import GivenText, given_text
 from freenergy.pipeline.negatives import BASE_ALONE, identify
-from freenergy.pipeline.run import Run, alone_in, is_current, run
+from freenergy.pipeline.run import Run, is_current, run
 from freenergy.progress import Progress, Silent
 from freenergy.randomness import Rng
-from freenergy.storage import fingerprint, room_on_disk, sweep, write_json
+from freenergy.storage import alone_in, fingerprint, room_on_disk, sweep, write_json
 
 _SILENT = Silent()
 

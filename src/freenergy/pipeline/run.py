@@ -12,17 +12,14 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from filelock import FileLock, Timeout
-
 from freenergy.config import Recipe, make_recipe
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
-from freenergy.storage import fingerprint, read_json, room_on_disk, sweep, write_json
+from freenergy.storage import alone_in, fingerprint, read_json, room_on_disk, sweep, write_json
 
 _SILENT = Silent()
 _DONE, _BEGUN, _RECIPE = "stage.json", "begun.json", "recipe.json"
@@ -194,23 +191,6 @@ def _empty(folder: Path) -> None:
         doomed = folder.with_name(f".{folder.name}.old.part")
         folder.rename(doomed)
         shutil.rmtree(doomed)
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Two runs in one folder would write over each other."""
-    lock = FileLock(folder / ".lock", timeout=0)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"another process is running in {folder}: wait for it, or choose another --out") from None
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _version(package: str) -> str:

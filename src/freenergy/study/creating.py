@@ -23,14 +23,13 @@ from freenergy.errors import UserError
 from freenergy.joint import JointModel
 from freenergy.pipeline import Run
 from freenergy.pipeline.given_text import given_text
-from freenergy.pipeline.run import alone_in
 from freenergy.pipeline.writing import Task, has_energy, open_writer
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import ANCESTRAL, Truncation
 from freenergy.randomness import Rng
 from freenergy.samplers import Plain, Resampling
 from freenergy.samplers.writing import Writing
-from freenergy.storage import fingerprint, growing, read_json
+from freenergy.storage import alone_in, fingerprint, growing, read_json
 from freenergy.study.items import ITEMS, KINDS, RECORD, Item, Study, write_record
 from freenergy.study.settings import StudySettings
 

@@ -12,12 +12,14 @@ from freenergy.base.opening import locate_model
 from freenergy.corpus import Corpus
 from freenergy.energies.bit import Bit
 from freenergy.energies.log_ratio import LogRatio
+from freenergy.energies.logits import Logits
 from freenergy.energies.ngram_features import NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.opening import load_energy
 from freenergy.energies.probe import Probe
 from freenergy.energies.settings import (
     BitEnergy,
+    LogitsEnergy,
     LogRatioEnergy,
     NgramEnergy,
     PartEnergy,
@@ -57,6 +59,8 @@ def build_energy(
             return Unit(settings, network(base, settings.kind))
         case LogRatioEnergy():
             return LogRatio(settings, network(base, settings.kind))
+        case LogitsEnergy():
+            return Logits(settings, network(base, settings.kind))
         case ProbeEnergy():
             return Probe(settings, network(base, settings.kind))
         case NgramEnergy(order=order, skips=skips):

@@ -5,6 +5,7 @@ that no two files can disagree. Randomness needs no saving: every step draws fro
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -30,19 +31,27 @@ class TrainingState:
 
 
 def save(
-    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average, state: TrainingState
+    path: Path,
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    average: Average,
+    state: TrainingState,
+    carried: Mapping[str, Tensor],
 ) -> None:
-    """Write everything that the next step needs."""
+    """Write everything that the next step needs; ``carried`` is the task's own state."""
     tensors = {f"weight.{name}": weight.detach() for name, weight in module.named_parameters()}
     for name, weight in module.named_parameters():
         for key, moment in optimiser.state.get(weight, {}).items():
             tensors[f"optimiser.{key}.{name}"] = torch.as_tensor(moment)
     tensors |= {f"average.{name}": weight for name, weight in average.tensors.items()}
+    tensors |= {f"state.{name}": tensor for name, tensor in carried.items()}
     with whole(path) as aside:
         save_file(_contiguous(tensors), aside, metadata={"state": json.dumps(asdict(state))})
 
 
-def restore(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average) -> TrainingState:
+def restore(
+    path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, average: Average, carried: Mapping[str, Tensor]
+) -> TrainingState:
     """Put weights and moments back in place; the loop's numbers are returned."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -50,6 +59,8 @@ def restore(path: Path, module: nn.Module, optimiser: torch.optim.Optimizer, ave
             state = TrainingState(**json.loads(file.metadata()["state"]))
         _fill(tensors, module, optimiser)
         average.tensors = {name: tensors[f"average.{name}"].to(w.device) for name, w in average.tensors.items()}
+        for name, tensor in carried.items():
+            tensor.copy_(tensors[f"state.{name}"])
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the checkpoint {path} does not belong to this model or is damaged ({type(error).__name__}): "

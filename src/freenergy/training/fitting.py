@@ -23,7 +23,15 @@ from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.int8 import int8_error, quantised
 from freenergy.energies.opening import RECORD, load_energy
 from freenergy.energies.product import Product
-from freenergy.energies.settings import EnergySettings, NgramEnergy, PartEnergy, ProbeEnergy, ProductEnergy, SavedEnergy
+from freenergy.energies.settings import (
+    EnergySettings,
+    LogitsEnergy,
+    NgramEnergy,
+    PartEnergy,
+    ProbeEnergy,
+    ProductEnergy,
+    SavedEnergy,
+)
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
@@ -89,6 +97,8 @@ class _Fitting:
         energy = build_energy(settings, self.training, material, self.folder / f"trunk-{i}", rng, self.progress)
         if isinstance(settings, SavedEnergy):
             self.keep(i, energy, {"kind": "saved", "path": settings.path})
+        elif isinstance(settings, LogitsEnergy):  # the base has learned it
+            self.keep(i, energy, {"kind": settings.kind})
         else:
             self.waiting[i] = energy
 

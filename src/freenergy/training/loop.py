@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freenergy.errors import UserError
 from freenergy.progress import Progress
@@ -56,6 +56,16 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Stateful(Protocol):
+    """A task that carries more than weights from step to step."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Live tensors: a checkpoint keeps them, and fills them again."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -70,6 +80,7 @@ class Step:
     validation: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
     is_best: bool = False
+    cpu_seconds: float = 0.0  # of all threads
 
 
 def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[Step]:
@@ -80,7 +91,8 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
     optimiser = _optimiser(task.module, settings)
     average = Average(task.module, settings.ema)
     path, best = folder / "checkpoint.safetensors", folder / "best.safetensors"
-    state = restore(path, task.module, optimiser, average) if path.exists() else TrainingState()
+    carried = task.state if isinstance(task, Stateful) else {}
+    state = restore(path, task.module, optimiser, average, carried) if path.exists() else TrainingState()
     _rewind(folder / "metrics.jsonl", state.step)
     saved_at = time.monotonic()
     while state.step < settings.steps and not _is_exhausted(state, settings):
@@ -92,7 +104,7 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
         if record.validation is not None or time.monotonic() - saved_at > settings.checkpoint_seconds:
-            save(path, task.module, optimiser, average, state)
+            save(path, task.module, optimiser, average, state, carried)
             saved_at = time.monotonic()
         yield record
     restore_weights(best, task.module)
@@ -132,7 +144,7 @@ def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
 
 def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisation, step: int, rng: Rng) -> Step:
     """One optimiser step."""
-    begun = time.monotonic()
+    begun, worked = time.monotonic(), time.process_time()
     rng = rng.child("step", step)
     task.module.train()
     optimiser.zero_grad()
@@ -151,7 +163,8 @@ def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisatio
     for group in optimiser.param_groups:
         group["lr"] = settings.learning_rate_at(step)
     optimiser.step()
-    return Step(step, total, settings.learning_rate_at(step), norm, time.monotonic() - begun, metrics)
+    spent, cpu = time.monotonic() - begun, time.process_time() - worked
+    return Step(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu)
 
 
 def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:

@@ -21,10 +21,10 @@ from freenergy.base.shared_prefix import seeing_both_ways
 from freenergy.corpus import Corpus
 from freenergy.energies.settings import BitEnergy
 from freenergy.errors import UserError
+from freenergy.networks.blocks import Blocks
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
-from freenergy.training.language_model import Blocks
 from freenergy.training.loop import Validation, fit_watched
 from freenergy.training.settings import Optimisation
 

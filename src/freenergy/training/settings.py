@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from freenergy.errors import UserError
-from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.training.teaching import ScheduledSampling, Teaching
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -83,6 +84,9 @@ class TrainedBase:
     block: int = 160  # tokens of a training row
     dropout: float = 0.0
     label_smoothing: float = 0.0
+    scheduled: ScheduledSampling | None = None  # rows that hold the network's own predictions
+    earm: EARM | None = None  # the network learns to be an energy too
+    memory: int = 0  # tokens before the block that are seen without gradient; the text is then read in its order
     validation_tokens: int = 50_000  # of the validation text, read for early stopping
     optimisation: Optimisation = field(default_factory=Optimisation)
 
@@ -93,6 +97,15 @@ class TrainedBase:
         for name in ("dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
+        if self.memory < 0:
+            raise UserError(f"memory is {self.memory}: set it to 0 (none) or more tokens")
+        if self.memory and self.optimisation.accumulate > 1:
+            raise UserError("a memory goes on from batch to batch, so a step is one batch: set accumulate to 1")
+
+    @property
+    def teaching(self) -> Teaching:
+        """How the network is taught."""
+        return Teaching(label_smoothing=self.label_smoothing, scheduled=self.scheduled, earm=self.earm)
 
 
 @final
@@ -134,6 +147,13 @@ def _paper(batch_size: int, warmup: int, steps: int, learning_rate: float, clip:
     }  # fmt: skip
 
 
+def _earm(learning_rate: float, warmup: int, schedule: str, weight_decay: float) -> dict[str, Any]:
+    return {
+        "learning_rate": learning_rate, "warmup": warmup, "schedule": schedule, "weight_decay": weight_decay,
+        "beta2": 0.999,
+    }  # fmt: skip
+
+
 # Table 4 of Deng et al. (2020): Adam with a cosine; its mixed precision is ours on a GPU. A recipe says
 # optimisation.preset = NAME and may change single keys after it.
 PRESETS = {
@@ -150,4 +170,9 @@ PRESETS = {
     "paper-bit-base-24l": _paper(60, 2_000, 90_000, 5e-5, 0.25),
     "paper-bit-med-24l": _paper(32, 2_000, 90_000, 5e-5, 0.25),
     "paper-bit-large-24l": _paper(20, 2_000, 90_000, 5e-5, 0.25),
+    # Table 6 of Wang et al. (2022), who stop when 20 epochs bring nothing better
+    "earm-tr-base": _earm(5e-4, 4_000, "inverse_sqrt", 1e-2),
+    "earm-tr-xl": _earm(2.5e-4, 10_000, "cosine", 0.0),
+    "earm-iwslt14": _earm(5e-4, 4_000, "inverse_sqrt", 1e-4),
+    "earm-wmt16": _earm(1e-3, 4_000, "inverse_sqrt", 0.0),
 }

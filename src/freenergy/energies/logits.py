@@ -1,0 +1,66 @@
+"""The energy that a language model's own logits hold, when it was trained to be one (E-ARM).
+
+    E(c, x) = −S(c, x_<K) = −log Σ_v e^{f(v; c, x_<K)},        f = the base's logits, K = the length of x
+
+    P_LM(x | c) · e^{−E(c, x)} = q(x_<K | c) · e^{f(x_K; c, x_<K)}          (Eq. 4 of Wang et al. 2022)
+
+It has no weights of its own, and nothing of it is learned here: the base has learned it (``base.earm``). A base that
+was trained by cross-entropy alone has logits whose level says nothing.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from freenergy.corpus import Tokenizer
+from freenergy.energies.batching import in_batches
+from freenergy.energies.features import CONFIG, read_settings
+from freenergy.energies.log_ratio import check_head, predicting
+from freenergy.energies.saving import network_of, without_head
+from freenergy.energies.settings import LogitsEnergy
+from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.protocols import LanguageModel
+from freenergy.sequences import Continuations
+from freenergy.storage import own_folder, whole, write_json
+
+
+@final
+class Logits(nn.Module):
+    """−S at the last token; 0 for a continuation of none."""
+
+    def __init__(self, settings: LogitsEnergy, base: LanguageModel) -> None:
+        super().__init__()
+        self.settings, self.eos = settings, base.eos
+        model = network_of(base, "Logits")
+        check_head(model, "Logits")
+        # in a tuple, so that the base is no part of this module: it is neither trained nor saved
+        self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
+
+    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """E(c, x)."""
+        trunk, head = self._base
+        return in_batches(readable(x, self.eos, trunk.device), trunk, lambda states, part: _energy(states, head, part))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the settings, which are all there is."""
+        with whole(own_folder(folder, CONFIG)) as aside:
+            aside.mkdir()
+            write_json(aside / CONFIG, {"kind": self.settings.kind, "settings": asdict(self.settings)})
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Logits":
+        """For the base whose logits they are."""
+        return cls(LogitsEnergy(**read_settings(Path(folder), "logits")), base)
+
+
+def _energy(states: States, head: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
+    B, N, L = x.tokens.shape
+    if not L:
+        return states.prefix.new_zeros(B, N)
+    before = predicting(states, x)
+    last = (x.lengths - 1).clamp(min=0).view(B, N, 1, 1).expand(B, N, 1, before.shape[-1])
+    S: Tensor = head(before.gather(2, last).squeeze(2)).float().logsumexp(-1)
+    return -S * (x.lengths > 0)

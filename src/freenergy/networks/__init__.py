@@ -1,0 +1,1 @@
+"""Networks that map a context to logits: of text, of translations, of images."""

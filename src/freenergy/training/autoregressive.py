@@ -1,0 +1,154 @@
+"""The one task that trains every network that maps a context to logits: text, translations, images.
+
+    loss = CE + weight · (E-ARM)                         from E-ARM's first epoch on, before it CE alone
+    CE   = −mean over tokens of (1 − ε)·log q(x_t | g, x̃_<t) + ε·mean_v log q(v | g, x̃_<t)
+
+x̃ are the data's own tokens, or with scheduled sampling a mixture: a first pass on the data predicts every token, and
+each is replaced by its prediction with a probability that grows over the epochs; the second pass, on the mixture, has
+the loss (the two passes of Mihaylova and Martins 2019). ε is label smoothing. E-ARM compares the data with rows that
+the network itself has drawn after the same beginning (``objectives.earm``).
+"""
+
+import math
+from contextlib import nullcontext
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from freenergy.errors import UserError
+from freenergy.networks.protocol import Batch, Data, Lanes, Network, Recurrent
+from freenergy.objectives.earm import EARM, Denominators, Steps
+from freenergy.protocols import Loss
+from freenergy.randomness import Rng
+from freenergy.training.loop import Validation
+from freenergy.training.teaching import Teaching
+
+_SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
+
+
+@final
+class AutoregressiveTask:
+    """For the training loop."""
+
+    def __init__(self, network: Network, data: Data, teaching: Teaching) -> None:
+        self.network, self.data, self.teaching = network, data, teaching
+        self.module = network.module
+        self.memory = network if isinstance(network, Recurrent) else None
+        self.fakes = _Fakes(network, teaching.earm) if teaching.earm else None
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What goes from step to step beside the weights."""
+        return (self.fakes.state if self.fakes else {}) | (self.memory.state if self.memory else {})
+
+    def check(self, steps: int) -> None:
+        """Refuse a training that ends before E-ARM begins."""
+        epochs, earm = steps / self.data.epoch_steps, self.teaching.earm
+        if earm and earm.start_epoch >= epochs:
+            raise UserError(
+                f"E-ARM begins at epoch {earm.start_epoch:g}, but training ends after {epochs:.2f} epochs of "
+                f"{self.data.epoch_steps} steps: set start_epoch lower, or more steps"
+            )
+
+    def loss(self, step: int, micro: int, rng: Rng) -> Loss:
+        """Of one micro-batch."""
+        if self.memory and isinstance(self.data, Lanes) and self.data.is_first(step):
+            self.memory.forget()
+        batch, epoch = self._on_device(self.data.batch(step, micro)), (step - 1) / self.data.epoch_steps
+        share = self.teaching.scheduled.share(epoch) if self.teaching.scheduled else 0.0
+        fakes = self.fakes if self.fakes and epoch >= self.fakes.settings.start_epoch else None
+        with torch.no_grad() if share and not fakes else nullcontext():  # then the first pass only predicts
+            logits = self.network.logits(batch.given, batch.tokens)
+        read = self._again(batch, logits.detach(), share, rng.child("scheduled")) if share else logits
+        nats = _cross_entropy(read, batch, self.teaching.label_smoothing)
+        found = fakes.loss(batch, logits, nats, step, rng.child("fakes")) if fakes else Loss(nats, {})
+        if self.memory:
+            self.memory.remember()
+        return found
+
+    def validate(self) -> Validation:
+        """Mean cross-entropy over the held-out rows, in nats a token, without smoothing."""
+        total = count = 0.0
+        with self.memory.apart() if self.memory else nullcontext():
+            for rows in self.data.held_out():
+                batch = self._on_device(rows)
+                tokens = float(batch.mask.sum())
+                nats = _cross_entropy(self.network.logits(batch.given, batch.tokens), batch, 0.0)
+                total, count = total + nats.item() * tokens, count + tokens
+                if self.memory:
+                    self.memory.remember()
+        return Validation(total / count)
+
+    def _again(self, batch: Batch, logits: Float[Tensor, "rows T V"], share: float, rng: Rng) -> Tensor:
+        """The second pass, on a mixture of data and predictions."""
+        assert self.teaching.scheduled is not None, "there is a share"
+        by = self.teaching.scheduled.by
+        predicted = logits.argmax(-1) if by == "argmax" else rng.child("tokens").categorical(logits)
+        is_replaced = (rng.child("places").uniform(*predicted.shape) < share).to(predicted.device) & batch.mask
+        mixed: Int[Tensor, "rows T"] = torch.where(is_replaced, predicted, batch.tokens)
+        return self.network.logits(batch.given, mixed)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        device = next(self.module.parameters()).device
+        return Batch(batch.given, batch.tokens.to(device), batch.mask.to(device), batch.known)
+
+
+@final
+class _Fakes:
+    """E-ARM's part of the loss, and what it carries from step to step."""
+
+    def __init__(self, network: Network, settings: EARM) -> None:
+        self.network, self.settings = network, settings
+        self.denominators = Denominators(settings.length, settings.decay)
+        # averages that tell divergence: of E_x S − log Z, of cross-entropy, of 1; and cross-entropy at the beginning
+        self.watched = torch.zeros(4, dtype=torch.float64)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return {"log_z": self.denominators.log_z, "seen": self.denominators.seen, "watched": self.watched}
+
+    def loss(self, batch: Batch, logits: Float[Tensor, "rows T V"], nats: Tensor, step: int, rng: Rng) -> Loss:
+        """CE + weight · (E-ARM); ``logits`` are those of the data."""
+        data, fakes = self._steps(batch, logits, rng)
+        found = self.settings(data, fakes, self.denominators.update(fakes))
+        self._watch(found.metrics["gain"], nats.item(), len(fakes.mask), step)
+        return Loss(nats + self.settings.weight * found.value, {"cross_entropy": nats.item()} | found.metrics)
+
+    def _steps(self, batch: Batch, logits: Float[Tensor, "rows T V"], rng: Rng) -> tuple[Steps, Steps]:
+        """Of the data, and of rows drawn after the same beginnings; as many steps of both."""
+        known = batch.tokens[:, : batch.known]
+        drawn, mask = self.network.draw(batch.given, known, self.settings.length, rng)
+        K = min(drawn.shape[1], batch.tokens.shape[1] - batch.known)
+        here = slice(batch.known, batch.known + K)
+        made_up = self.network.logits(batch.given, torch.cat([known, drawn[:, :K]], dim=1))
+        fakes = Steps.of(made_up[:, batch.known :], drawn[:, :K], mask[:, :K])
+        return Steps.of(logits[:, here], batch.tokens[:, here], batch.mask[:, here]), fakes
+
+    def _watch(self, gain: float, nats: float, rows: int, step: int) -> None:
+        """Stop with a word where the negative phase has run away.
+
+        n fake rows can show that the data are log n nats likelier, with Z averaged over batches log(n / (1 − decay))
+        (``partition.certificate``): beyond that the weights stand on nothing and S grows without end. Cross-entropy
+        above log V is worse than knowing nothing, unless it was so at the beginning.
+        """
+        if not self.watched[2]:
+            self.watched[3] = nats
+        self.watched[:3] *= _SMOOTH
+        self.watched[:3] += (1 - _SMOOTH) * torch.tensor([gain, nats, 1.0], dtype=torch.float64)
+        gain, nats, seen, first = self.watched.tolist()
+        most = math.log(rows / (1 - self.settings.decay)) + 1
+        worst = max(math.log(self.network.vocab_size), first) + 1
+        if not math.isfinite(gain + nats) or (seen > 1 - _SMOOTH**10 and (gain / seen > most or nats / seen > worst)):
+            raise UserError(
+                f"E-ARM's negative phase diverged at step {step} (S tells data from fakes by {gain / seen:.1f} nats, "
+                f"which {rows} fake rows cannot weigh beyond {most:.1f}; cross-entropy {nats / seen:.2f}): lower "
+                "earm.weight or the learning rate, or begin at a later epoch; checkpoints from before are kept"
+            )
+
+
+def _cross_entropy(logits: Float[Tensor, "rows T V"], batch: Batch, label_smoothing: float) -> Float[Tensor, ""]:
+    targets = batch.tokens.masked_fill(~batch.mask, -100)
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
