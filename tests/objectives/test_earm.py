@@ -208,6 +208,25 @@ def test_denominators_are_an_average_over_batches():
     assert kept.update(empty).equal(found)  # no row, nothing to take in
 
 
+def test_the_parts_are_what_they_are_called():
+    """Their gradients add up to Eq. 15 as it stands in the paper, and the noise has mean zero over the model."""
+    theta, fakes = rational_world()
+    data, drawn = steps_of(theta, STRINGS[[0, 4, 7]]), steps_of(theta, fakes)
+    settings, log_z = EARM(length=K, recent=1), Denominators(K, 0.0).update(drawn)
+    w = (drawn.log_sum - log_z).exp().detach()
+    before = [torch.nn.functional.pad(steps.log_prob[:, :-1], (1, 0)) for steps in (data, drawn)]
+    paper = (w * (before[1] + drawn.logit)).mean(0).mean() - (before[0] + data.logit).mean(0).mean()
+    parts = settings.parts(data, drawn, log_z)
+    total = parts.cross_entropy + parts.level + parts.giving_way + parts.noise
+    slopes = {}
+    for name, value in {"paper": paper, "total": total, "noise": parts.noise, "level": parts.level}.items():
+        (slopes[name],) = torch.autograd.grad(value, theta, retain_graph=True)
+    torch.testing.assert_close(slopes["total"], slopes["paper"], rtol=0, atol=1e-12)
+    assert slopes["noise"].abs().max() < 1e-12  # the fakes are the population
+    assert slopes["level"].abs().max() > 1e-3
+    assert parts.cross_entropy.item() == pytest.approx(-(before[0] + data.log_prob).mean().item())
+
+
 def test_less_noise_with_the_same_mean():
     """``reduced``: over pairs of one row each, the variance of the gradient falls."""
     theta, p_data = table(spread=0.5), data_law()

@@ -13,8 +13,8 @@ q̃ is q with a fixed copy in place of all but the last m conditionals, so that 
 step (below Eq. 16). Z_k is the mean over the fake rows of a batch, averaged over batches (``Denominators``).
 
 Two terms have a mean that is known. E_y ∇ log q̃(y_<k) = 0, so w may be w − 1 there; and the mean of ∇f(y_k; y_<k) over
-y_k is ∇S(y_<k). ``reduced`` uses both: the same expected gradient with less noise. It also shows what E-ARM adds to
-cross-entropy: where all w are 1 it is ∇(E_y S − E_x S) and nothing else, and that moves q through shared weights alone.
+y_k is ∇S(y_<k). ``reduced`` uses both: the same expected gradient with less noise. ``Parts`` says what is then left
+beside cross-entropy: where all w are 1 it is ∇(E_y S − E_x S) alone, and that moves q through shared weights only.
 
 Rows that have ended before k take part neither in data nor in fakes: p_k is then a law over beginnings that go on to k.
 The loss is a mean over the data's tokens: step k counts λ_k times the rows that reach it.
@@ -89,16 +89,25 @@ class EARM:
 
     def __call__(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> Loss:
         """Its gradient is Eq. 15, a token; ``log_z`` is log Z_k, from ``Denominators`` or exact."""
+        parts = self.parts(data, fakes, log_z)
+        value = parts.cross_entropy + parts.level + parts.giving_way + (0.0 if self.reduced else parts.noise)
+        return Loss(value, _metrics(data, fakes, log_z, self._shares(data.mask, fakes.mask)))
+
+    def parts(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> "Parts":
+        """Eq. 15 by what each term does."""
         share = self._shares(data.mask, fakes.mask)
-        log_w = (fakes.log_sum - log_z).detach()
-        w = torch.where(fakes.mask, log_w.exp(), 0.0)
-        positive = _mean(self._before(data) + data.logit, data.mask)
-        if self.reduced:
-            negative = _mean((w - 1) * self._before(fakes) + w * fakes.log_sum, fakes.mask)
-        else:
-            negative = _mean(w * (self._before(fakes) + fakes.logit), fakes.mask)
-        value = (share * (negative - positive)).sum()
-        return Loss(value, _metrics(data, fakes, w, log_z, share))
+        w, x, y = weights(fakes, log_z), self._before(data), self._before(fakes)
+
+        def over(of_data: Tensor | float, of_fakes: Tensor | float) -> Float[Tensor, ""]:
+            each = [_mean(v * torch.ones_like(s.logit), s.mask) for v, s in ((of_data, data), (of_fakes, fakes))]
+            return (share * (each[1] - each[0])).sum()
+
+        return Parts(
+            cross_entropy=over(x + data.log_prob, 0.0),
+            level=over(data.log_sum, w * fakes.log_sum),
+            giving_way=over(0.0, (w - 1) * y),
+            noise=over(0.0, y + w * fakes.log_prob),
+        )
 
     def _before(self, steps: Steps) -> Float[Tensor, "rows K"]:
         """log q̃(x_<k) as far as it has a gradient: Σ of log q(x_l | x_<l) over the last m places l < k."""
@@ -112,6 +121,17 @@ class EARM:
         reached = data.sum(0).double()
         lambdas = torch.tensor(self.step_weights or (1.0,) * len(reached)).to(reached)[: len(reached)]
         return torch.where(fakes.any(0), lambdas * reached / reached.sum().clamp(min=1), 0.0)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The terms of Eq. 15, as numbers whose gradients they are."""
+
+    cross_entropy: Float[Tensor, ""]  # −E_x [log q̃(x_<k) + log q(x_k | x_<k)]
+    level: Float[Tensor, ""]  # E_y w·S − E_x S: S learns to tell data from fakes
+    giving_way: Float[Tensor, ""]  # E_y (w − 1)·log q̃(y_<k): q gives way where S has said it already
+    noise: Float[Tensor, ""]  # E_y [log q̃(y_<k) + w·log q(y_k | y_<k)], whose gradient has mean zero
 
 
 @final
@@ -143,6 +163,11 @@ class Denominators:
         return self.log_z[:K].to(fakes.log_sum)
 
 
+def weights(fakes: Steps, log_z: Float[Tensor, " K"]) -> Float[Tensor, "rows K"]:
+    """w of Eq. 13, without gradient; 0 where a row has ended."""
+    return torch.where(fakes.mask, (fakes.log_sum - log_z).detach().exp(), 0.0)
+
+
 def log_score(steps: Steps) -> Float[Tensor, " rows"]:
     """log q(x_<K) + f(x_K; x_<K) of whole rows, K each row's own length: log p of Eq. 4 but for log Z."""
     last = (steps.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)
@@ -156,10 +181,9 @@ def _mean(values: Float[Tensor, "rows K"], mask: Bool[Tensor, "rows K"]) -> Floa
 
 
 @torch.no_grad()
-def _metrics(
-    data: Steps, fakes: Steps, w: Float[Tensor, "fakes K"], log_z: Float[Tensor, " K"], share: Float[Tensor, " K"]
-) -> dict[str, float]:
+def _metrics(data: Steps, fakes: Steps, log_z: Float[Tensor, " K"], share: Float[Tensor, " K"]) -> dict[str, float]:
     """``gain`` is E_x S − log Z, what S tells of data, nats; ``effective`` the effective share of the fake rows."""
+    w = weights(fakes, log_z)
     total = share.sum().clamp(min=1e-30)
     rows = fakes.mask.sum(0).clamp(min=1)
     effective = w.double().sum(0) ** 2 / (w.double() ** 2).sum(0).clamp(min=1e-300) / rows
