@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from freenergy.base.ngram import NgramLM
     from freenergy.base.remote import RemoteLM
     from freenergy.base.tabular import TabularLM
-    from freenergy.config import Recipe, load_recipe
+    from freenergy.config import Recipe, load_experiment, load_recipe
     from freenergy.corpus import Corpus, Tokenizer
     from freenergy.energies.bit import Bit
     from freenergy.energies.int8 import int8_error, quantised
     from freenergy.energies.log_ratio import LogRatio
+    from freenergy.energies.logits import Logits
     from freenergy.energies.ngram_features import NgramFeatures
     from freenergy.energies.opening import load_energy
     from freenergy.energies.probe import Probe
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from freenergy.evaluation.bootstrap import paired_bootstrap
     from freenergy.evaluation.joint_perplexity import joint_perplexity
     from freenergy.evaluation.perplexity import perplexity
+    from freenergy.experiment.running import run_experiment
     from freenergy.joint import JointModel
-    from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+    from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
     from freenergy.partition import (
         LogPartition,
         WeightSums,
@@ -76,12 +78,14 @@ _HOMES = {
     "Corpus": "freenergy.corpus",
     "Distilling": "freenergy.training.distil",
     "Draws": "freenergy.protocols",
+    "EARM": "freenergy.objectives",
     "Energy": "freenergy.protocols",
     "HuggingFaceLM": "freenergy.base.huggingface",
     "JointModel": "freenergy.joint",
     "LanguageModel": "freenergy.protocols",
     "LogPartition": "freenergy.partition",
     "LogRatio": "freenergy.energies.log_ratio",
+    "Logits": "freenergy.energies.logits",
     "Loss": "freenergy.protocols",
     "Metropolis": "freenergy.samplers",
     "NegativeSource": "freenergy.protocols",
@@ -126,6 +130,7 @@ _HOMES = {
     "load": "freenergy.pipeline",
     "load_base": "freenergy.pipeline",
     "load_energy": "freenergy.energies.opening",
+    "load_experiment": "freenergy.config",
     "load_recipe": "freenergy.config",
     "log_partition": "freenergy.partition",
     "next_token": "freenergy.partition.next_token",
@@ -134,11 +139,13 @@ _HOMES = {
     "quantised": "freenergy.energies.int8",
     "rank_file": "freenergy.ranking",
     "run": "freenergy.pipeline",
+    "run_experiment": "freenergy.experiment.running",
     "step_log_probs": "freenergy.partition",
     "write_report": "freenergy.report",
 }
 
 __all__ = [
+    "EARM",
     "Autoregressive",
     "BinaryNCE",
     "Bit",
@@ -153,6 +160,7 @@ __all__ = [
     "LanguageModel",
     "LogPartition",
     "LogRatio",
+    "Logits",
     "Loss",
     "Metropolis",
     "NegativeSource",
@@ -198,6 +206,7 @@ __all__ = [
     "load",
     "load_base",
     "load_energy",
+    "load_experiment",
     "load_recipe",
     "log_partition",
     "next_token",
@@ -206,6 +215,7 @@ __all__ = [
     "quantised",
     "rank_file",
     "run",
+    "run_experiment",
     "step_log_probs",
     "write_report",
 ]

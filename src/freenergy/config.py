@@ -4,14 +4,13 @@ This is the only place that reads what users write in recipes, and the only one 
 wrong types are refused here with their path, and everything below works on checked values.
 """
 
-import difflib
 import json
 import runpy
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
@@ -24,10 +23,12 @@ from freenergy.baselines.settings import (
     RalmBaseline,
     check_baselines,
 )
+from freenergy.config_errors import Complaints
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.settings import (
     BitEnergy,
     EnergySettings,
+    LogitsEnergy,
     LogRatioEnergy,
     NgramEnergy,
     ProbeEnergy,
@@ -36,16 +37,22 @@ from freenergy.energies.settings import (
     UnitEnergy,
 )
 from freenergy.errors import UserError
+from freenergy.experiment.plan import Experiment
+from freenergy.experiment.settings import Base, Continued, LanguageSubject, Row, Study
+from freenergy.images.settings import ImageSubject
 from freenergy.negatives.settings import BaseNegatives, InfilledNegatives, NegativeSettings
-from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
 from freenergy.randomness import Rng
 from freenergy.resources import RESOURCES
 from freenergy.training.settings import PRESETS, EnergyTraining, Optimisation, TrainedBase
+from freenergy.training.teaching import ScheduledSampling, Teaching
+from freenergy.translation.settings import TranslationSubject
 
 RECIPES = Path(__file__).parent / "recipes"
+EXPERIMENTS = Path(__file__).parent / "experiments"
 _LONGEST_NAME, _LONGEST_PATH = 100, 1000
 _DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
-_UNIONS = ("tokenizer", "base", "energy", "objective")
+T = TypeVar("T")
 
 
 @final
@@ -116,17 +123,22 @@ class Recipe:
         return asdict(self)
 
 
-_SECTIONS: tuple[type, ...] = (
-    Recipe, CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, TrainedBase, NgramBase,
-    PretrainedBase, RemoteBase, Optimisation, EvaluationSettings, NegativeSettings, BaseNegatives, InfilledNegatives,
-    UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, SavedEnergy, ProductEnergy, EnergyTraining,
-    BinaryNCE, RankingNCE, ConditionalNCE, LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
+_TEACHING: tuple[type, ...] = (
+    CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, Optimisation, EARM, ScheduledSampling,
 )  # fmt: skip
-_CLASSES = {section.__name__: f.default for section in _SECTIONS for f in fields(section) if f.name == "kind"}
-_KINDS = set(_CLASSES.values())
-for _section in _SECTIONS:
+_SECTIONS: tuple[type, ...] = (
+    Recipe, *_TEACHING, TrainedBase, NgramBase, PretrainedBase, RemoteBase, EvaluationSettings, NegativeSettings,
+    BaseNegatives, InfilledNegatives, UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, LogitsEnergy,
+    SavedEnergy, ProductEnergy, EnergyTraining, BinaryNCE, RankingNCE, ConditionalNCE, LongerBaseline, BalmBaseline,
+    RalmBaseline, LocalBaseline,
+)  # fmt: skip
+_OF_EXPERIMENTS: tuple[type, ...] = (
+    Experiment, *_TEACHING, Teaching, Base, Continued, Row, Study, LanguageSubject, TranslationSubject, ImageSubject,
+)  # fmt: skip
+for _section in {*_SECTIONS, *_OF_EXPERIMENTS}:
     with_config(ConfigDict(extra="forbid", strict=True))(_section)
-_ADAPTER = TypeAdapter(Recipe)
+_ADAPTER, _COMPLAINTS = TypeAdapter(Recipe), Complaints(_SECTIONS)
+_EXPERIMENT, _OBJECTIONS = TypeAdapter(Experiment), Complaints(_OF_EXPERIMENTS)
 
 
 def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -137,7 +149,7 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
     >>> load_recipe("demo", ["seed=3"]).seed
     3
     """
-    table = _from_python(name) if ".py:" in name else _from_toml(_path(name))
+    table = _from_python(name) if ".py:" in name else _from_toml(_path(name, RECIPES))
     for change in changes:
         _change(table, change)
     return make_recipe(table, origin=name)
@@ -153,11 +165,41 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
     for i, part in enumerate(energy.get("parts", ()) if isinstance(energy, dict) else ()):
         if isinstance(part, dict) and "kind" not in part:
             raise UserError(f'{origin}: energy.parts.{i} has no kind; say which energy it is, such as "ngram"')
+    return _checked(_ADAPTER.validate_json, _COMPLAINTS, table, origin)
+
+
+def load_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment in a TOML file, or one that comes with the package; ``changes`` as in ``load_recipe``.
+
+    >>> load_experiment("earm-wikitext", ["seeds=[7]"]).seeds
+    (7,)
+    """
+    table = _from_toml(_path(name, EXPERIMENTS))
+    for change in changes:
+        _change(table, change)
+    return make_experiment(table, origin=name)
+
+
+def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
+    """Check a table of settings; a variant is the subject with some keys changed."""
+    table = _with_presets(dict(table))
+    subject, variants = table.get("subject"), table.get("variants", {})
+    if not isinstance(subject, dict) or "kind" not in subject:
+        raise UserError(f"{origin}: subject.kind is missing; choose one of 'language', 'translation', 'images'")
+    if isinstance(subject.get("tokenizer"), dict):
+        subject = subject | {"tokenizer": {"kind": _DEFAULT_KINDS["tokenizer"], **subject["tokenizer"]}}
+    if not isinstance(variants, dict) or not all(isinstance(keys, dict) for keys in variants.values()):
+        raise UserError(f"{origin}: variants must be sections, as in [variants.NAME], with keys of the subject")
+    table |= {"subject": subject, "variants": {variant: subject | keys for variant, keys in variants.items()}}
+    return _checked(_EXPERIMENT.validate_json, _OBJECTIONS, table, origin)
+
+
+def _checked(validate: Callable[[str], T], complaints: Complaints, table: dict[str, Any], origin: str) -> T:
     try:
         # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
-        return _ADAPTER.validate_json(json.dumps(table, default=str))
+        return validate(json.dumps(table, default=str))
     except ValidationError as error:
-        raise UserError(_sentence(error, origin, table)) from None
+        raise UserError(complaints.sentence(error.errors(), origin, table)) from None
 
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +222,16 @@ def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
 
 def recipes() -> dict[str, str]:
     """The recipes that come with the package, and what each is about."""
-    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(RECIPES.glob("*.toml"))}
+    return _abouts(RECIPES)
+
+
+def experiments() -> dict[str, str]:
+    """The experiments that come with the package, and what each is about."""
+    return _abouts(EXPERIMENTS)
+
+
+def _abouts(folder: Path) -> dict[str, str]:
+    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}
     return {name: table.get("about", "") for name, table in tables.items()}
 
 
@@ -210,7 +261,7 @@ def _from_python(name: str) -> dict[str, Any]:
     return recipe.to_json()
 
 
-def _path(name: str) -> Path:
+def _path(name: str, folder: Path) -> Path:
     path = Path(name)
     if len(name) > _LONGEST_PATH:
         raise UserError(f"the recipe's name has {len(name)} characters: give a path, or see `freenergy recipes`")
@@ -218,9 +269,9 @@ def _path(name: str) -> Path:
         if not path.is_file():
             raise UserError(f"there is no recipe file {path}: check the path, or see `freenergy recipes`")
         return path
-    if (RECIPES / f"{name}.toml").is_file():
-        return RECIPES / f"{name}.toml"
-    known = ", ".join(recipes())
+    if (folder / f"{name}.toml").is_file():
+        return folder / f"{name}.toml"
+    known = ", ".join(_abouts(folder))
     raise UserError(f"there is no recipe {name!r}: give the path of a TOML file, or one of {known}")
 
 
@@ -239,50 +290,3 @@ def _change(table: dict[str, Any], change: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {change}: {section} is a value, not a section; see the recipe for its keys")
     table[key] = value
-
-
-def _sentence(error: ValidationError, origin: str, table: Mapping[str, Any]) -> str:
-    """The first complaint of pydantic, as one sentence with the path of the key."""
-    # it tries every class of a union: what it says of the classes that the recipe did not mean is no complaint
-    first = next((e for e in error.errors() if _is_meant(e["loc"], table)), error.errors()[0])
-    # after these keys, and in their lists, the path names the class or kind that was tried, which is no key
-    before = ["", *first["loc"]]
-    parts = [str(part) for last, part in zip(before, first["loc"], strict=False) if not _names_kind(last, part)]
-    path = ".".join(parts) or "the recipe"
-    match first["type"]:
-        case "unexpected_keyword_argument":
-            return f"{origin}: unknown key {path}{_near(parts[-1])}"
-        case "missing" | "missing_argument":
-            return f"{origin}: {path} is missing; set it in the recipe"
-        case "value_error":
-            return f"{origin}, {path}: {str(first['msg']).removeprefix('Value error, ')}"
-        case "union_tag_invalid":
-            return f"{origin}: {path}.kind is {first['ctx']['tag']!r}; choose one of {first['ctx']['expected_tags']}"
-        case "literal_error" if parts[-1] == "kind":
-            tried = [e["ctx"]["expected"] for e in error.errors() if e["type"] == "literal_error"]
-            return f"{origin}: {path} is {first['input']!r}; choose one of {', '.join(tried)}"
-        case _:
-            shown = repr(first["input"])[:60]
-            return f"{origin}: {path} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}; change it"
-
-
-def _is_meant(loc: tuple[str | int, ...], table: Any) -> bool:
-    """False where an error is about a class of another kind than the recipe names."""
-    for part in loc:
-        if part in _CLASSES and isinstance(table, dict):
-            kind = table.get("kind")
-            if kind in _KINDS and kind != _CLASSES[str(part)]:
-                return False
-        elif isinstance(table, dict | list) and not _names_kind("base", part):
-            table = table[part] if part in table or isinstance(part, int) else None  # type: ignore[index]
-    return True
-
-
-def _names_kind(last: str | int, part: str | int) -> bool:
-    return part in _CLASSES or (part in _KINDS and (last in _UNIONS or isinstance(last, int)))
-
-
-def _near(key: str) -> str:
-    names = {f.name for section in _SECTIONS if is_dataclass(section) for f in fields(section)}
-    close = difflib.get_close_matches(key, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else "; take it out, or see the docs for the keys of this section"

@@ -6,15 +6,18 @@ from freenergy.cli.root import AsJson, print_json
 
 
 def recipes(as_json: AsJson = False) -> None:
-    """List the recipes that come with the package."""
+    """List the recipes and experiments that come with the package."""
+    from freenergy.config import experiments
     from freenergy.config import recipes as known
     from freenergy.console import show_table
 
-    found = known()
+    found, others = known(), experiments()
     if as_json:
-        print_json({"recipes": [{"name": name, "about": about} for name, about in found.items()]})
+        listed = {"recipes": found, "experiments": others}
+        print_json({key: [{"name": name, "about": about} for name, about in of.items()] for key, of in listed.items()})
     else:
         show_table("Recipes: freenergy run NAME", ["name", "about"], [list(row) for row in found.items()])
+        show_table("Experiments: freenergy experiment NAME", ["name", "about"], [list(row) for row in others.items()])
 
 
 def resources(as_json: AsJson = False) -> None:

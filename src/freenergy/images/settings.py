@@ -8,7 +8,7 @@ paper gives no sizes (van den Oord et al. 2016, Conditional Image Generation wit
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from freenergy.errors import UserError
 from freenergy.networks.gated_pixelcnn import GatedPixelCNN
@@ -26,6 +26,8 @@ class ImageSubject:
     once from ``binarise_seed``, the same for every row of a table; "threshold" from half the intensity on; "none" keeps
     256 levels. Bits per dimension below one, as published of MNIST, are those of binary images.
     """
+
+    MEASURING: ClassVar[tuple[str, ...]] = ("test_images", "train_images", "sheet")
 
     kind: Literal["images"] = "images"
     path: str = "mnist"  # a folder with the idx files of MNIST or the binary version of CIFAR-10

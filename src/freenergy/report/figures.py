@@ -29,7 +29,7 @@ DASHES = {"human": "-", "base": "-.", "joint": "--"}
 MARKERS = {"human": "o", "base": "s", "joint": "D"}
 NAMES = {"human": "human text", "base": "base", "joint": "joint"}
 _INK = "#2b2f36"
-_RC: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 11, "text.color": _INK, "axes.edgecolor": _INK,
     "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": _INK, "grid.alpha": 0.15, "axes.axisbelow": True,
@@ -84,14 +84,14 @@ class Drawing:
         return svg.replace("<svg", f'<svg role="img" aria-labelledby="{self.name}-title {self.name}-alt"', 1)
 
 
-def _rendered(
+def rendered(
     name: str, title: str, *, figure: Figure | None = None, caption: str = "", alt: str = "", missing: str = ""
 ) -> Drawing:
     """Save a figure to text and bytes; the same data give the same."""
     if figure is None:
         return Drawing(name=name, title=title, missing=missing)
     svg, png = StringIO(), BytesIO()
-    with rc_context(_RC | {"svg.hashsalt": name}):
+    with rc_context(STYLE | {"svg.hashsalt": name}):
         figure.savefig(svg, format="svg", transparent=True, metadata=_NO_METADATA)
         figure.savefig(png, format="png", dpi=_DPI, facecolor="white", metadata={"Software": None})
     text = svg.getvalue().replace(_INK, "currentColor")
@@ -105,8 +105,8 @@ def draw(evaluation: dict[str, Any]) -> list[Drawing]:
     if "joint" not in evaluation:
         because = "It needs a joint model: add an [energy] section to the recipe and run it again."
         return [Drawing(name=name, title=title, missing=because) for name, (title, _) in _FIGURES.items()]
-    with rc_context(_RC):
-        return [make(evaluation, partial(_rendered, name, title)) for name, (title, make) in _FIGURES.items()]
+    with rc_context(STYLE):
+        return [make(evaluation, partial(rendered, name, title)) for name, (title, make) in _FIGURES.items()]
 
 
 def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawing:

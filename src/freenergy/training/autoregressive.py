@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from freenergy.errors import UserError
+from freenergy.errors import DivergenceError, UserError
 from freenergy.networks.protocol import Batch, Data, Lanes, Network, Recurrent
 from freenergy.objectives.earm import EARM, Denominators, Steps
 from freenergy.protocols import Loss
@@ -142,7 +142,7 @@ class _Fakes:
         most = math.log(rows / (1 - self.settings.decay)) + 1
         worst = max(math.log(self.network.vocab_size), first) + 1
         if not math.isfinite(gain + nats) or (seen > 1 - _SMOOTH**10 and (gain / seen > most or nats / seen > worst)):
-            raise UserError(
+            raise DivergenceError(
                 f"E-ARM's negative phase diverged at step {step} (S tells data from fakes by {gain / seen:.1f} nats, "
                 f"which {rows} fake rows cannot weigh beyond {most:.1f}; cross-entropy {nats / seen:.2f}): lower "
                 "earm.weight or the learning rate, or begin at a later epoch; checkpoints from before are kept"

@@ -19,7 +19,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from freenergy.errors import UserError
+from freenergy.errors import DivergenceError
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
@@ -191,8 +191,8 @@ def _validated(task: Task, record: Step, state: TrainingState, average: Average,
     return replace(record, validation=found.value, validation_metrics=found.metrics, is_best=is_best)
 
 
-def _diverged(step: int, seen: str) -> UserError:
-    return UserError(
+def _diverged(step: int, seen: str) -> DivergenceError:
+    return DivergenceError(
         f"training diverged at step {step} ({seen}): lower the learning rate or lengthen the warm-up; "
         "checkpoints from before that step are kept"
     )

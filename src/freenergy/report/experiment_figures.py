@@ -1,0 +1,165 @@
+"""The figures of an experiment: curves of training, the study, sheets of images.
+
+losses    cross-entropy by epoch, in training and on validation data: Fig. 1 of Wang et al. (2022)
+study     the main number against E-ARM's start epoch and against its weight: their Table 4, with intervals
+sheets    images that the networks have drawn
+"""
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from safetensors.numpy import load_file
+
+from freenergy.report.figures import COLOURS, STYLE, Drawing, rendered
+from freenergy.report.sheets import draw_sheet
+from freenergy.report.words import number
+from freenergy.training.loop import read_records
+
+FIGURES = "figures"
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+_POINTS = 60  # of a curve of training
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def draw_experiment(folder: Path, table: dict[str, Any]) -> list[Path]:
+    """Draw all that there is to draw from a finished experiment; the files."""
+    drawings = []
+    for variant in dict.fromkeys(row["variant"] for row in table["rows"]):
+        rows = [row for row in table["rows"] if row["variant"] == variant]
+        ending = f"-{'-'.join(variant.lower().split())}" if variant else ""
+        drawings.append(losses(folder, rows, ending))
+        if any(row["kind"] == "study" for row in rows):
+            drawings.append(study(rows, table["main_column"], ending))
+    for drawing in drawings:
+        drawing.save(folder / FIGURES)
+    return [*(folder / FIGURES / f"{drawing.name}.svg" for drawing in drawings), *_sheets(folder, table)]
+
+
+@rc_context(STYLE)
+def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Drawing:
+    """Cross-entropy by epoch: the base, and rows with E-ARM beside their controls; means over seeds."""
+    figure, axes = _panels(sharex=True)
+    shown = [row for row in rows if row["kind"] in ("base", "control") or row["control"]]
+    styles = cycle(_DASHES)
+    for row in shown:
+        colour = COLOURS[{"base": "base", "control": "human"}.get(row["kind"], "joint")]
+        dashes = "-" if row["kind"] == "base" else next(styles)
+        begun = 0.0 if row["scratch"] else rows[0]["epochs"][0]  # a row that goes on begins where the base ends
+        for ax, curve in zip(axes, curves(folder, row), strict=True):
+            x, y = curve
+            ax.plot([begun + epoch for epoch in x], y, color=colour, linestyle=dashes, label=row["name"])
+    for ax, title in zip(axes, ("training", "validation"), strict=True):
+        ax.set_title(title, loc="left", fontsize=11)
+        ax.set_ylabel("cross-entropy (nats a token)")
+    axes[-1].set_xlabel("epoch")
+    axes[0].legend(fontsize=8)
+    last = ", ".join(f"{row['name']} {number(row['validation']['mean'])}" for row in shown)
+    return rendered(
+        f"losses{ending}",
+        "Cross-entropy by epoch",
+        figure=figure,
+        alt=f"Curves of training and validation. Best validation: {last}.",
+        caption="Cross-entropy of training and validation data by epoch, means over seeds. A row that goes on begins "
+        "where the base ends; its control has the same compute without E-ARM.",
+    )
+
+
+def curves(folder: Path, row: dict[str, Any]) -> tuple[Curve, Curve]:
+    """Training and validation by epoch, means over seeds as far as all of them have come."""
+    seeds = [read_records(folder / each / "training") for each in row["folders"]]
+    epoch = row["epoch_steps"]
+    steps = min(len(records) for records in seeds)
+    # with E-ARM the loss is more than cross-entropy, which is then told beside it
+    trained = np.mean(
+        [[r["metrics"].get("cross_entropy", r["loss"]) for r in records[:steps]] for records in seeds], axis=0
+    )
+    parts = np.array_split(np.arange(steps), min(_POINTS, steps))
+    training = [float(part.mean() + 1) / epoch for part in parts], [float(trained[part].mean()) for part in parts]
+    # controls of other seeds may have ended at other steps
+    held_out = {
+        step: [records[step - 1]["validation"] for records in seeds]
+        for step in range(1, steps + 1)
+        if all(records[step - 1]["validation"] is not None for records in seeds)
+    }
+    return training, ([step / epoch for step in held_out], [float(np.mean(values)) for values in held_out.values()])
+
+
+@rc_context(STYLE)
+def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Drawing:
+    """Against start epoch, a line each weight; and against weight, a line each start epoch."""
+    points = [row for row in rows if row["kind"] == "study"]
+    control = next((row for row in rows if row["name"] == points[0]["control"]), None)
+    axes_of = [("start_epoch", "weight"), ("weight", "start_epoch")]
+    figure, axes = _panels(sharex=False)
+    for ax, (across, line) in zip(axes, axes_of, strict=True):
+        if control is not None:
+            _band(ax, control["numbers"][column])
+        styles = zip(cycle(_DASHES), cycle(_MARKERS))
+        for value, (dashes, marker) in zip(sorted({row[line] for row in points}), styles, strict=False):
+            of_line = sorted((row for row in points if row[line] == value), key=lambda row: row[across])
+            if len(of_line) > 1 or len(points) == 1:
+                _line(ax, of_line, across, column, f"{_words(line)} {value:g}", dashes, marker)
+        if across == "weight":
+            ax.set_xscale("log")
+        values = sorted({row[across] for row in points})
+        ax.set_xticks(values, [f"{value:g}" for value in values])
+        ax.minorticks_off()
+        ax.set(xlabel=_words(across), ylabel=column)
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=8)
+    told = [f"{row['name']}: {number(row['numbers'][column]['mean'])}" for row in points]
+    return rendered(
+        f"study{ending}",
+        f"{column} against start epoch and weight",
+        figure=figure,
+        alt=f"{column} of {'; '.join(told)}.",
+        caption=f"{column} by E-ARM's start epoch and weight; bars are 95 % t intervals over seeds. The band is the "
+        "control: cross-entropy alone for the CPU seconds of the costliest row.",
+    )
+
+
+def _line(
+    ax: Axes, rows: Sequence[dict[str, Any]], across: str, column: str, label: str, dashes: str, marker: str
+) -> None:
+    means = np.array([row["numbers"][column]["mean"] for row in rows], dtype=float)
+    ends = np.array([row["numbers"][column]["interval"] for row in rows], dtype=float)  # None is NaN
+    reach = np.nan_to_num(np.abs(ends - means[:, None])).T
+    at = [row[across] for row in rows]
+    style: dict[str, Any] = dict(color=COLOURS["joint"], linestyle=dashes, marker=marker, label=label, capsize=3)
+    ax.errorbar(at, means, yerr=reach, **style)
+
+
+def _band(ax: Axes, found: dict[str, Any]) -> None:
+    if found["mean"] is None:
+        return
+    ax.axhline(found["mean"], color=COLOURS["human"], linestyle="-", label="control")
+    if found["interval"][0] is not None:
+        ax.axhspan(*found["interval"], color=COLOURS["human"], alpha=0.15, linewidth=0)
+
+
+def _panels(*, sharex: bool) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(5.4, 6.4), layout="constrained")
+    return figure, list(figure.subplots(2, 1, sharex=sharex))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _sheets(folder: Path, table: dict[str, Any]) -> list[Path]:
+    """A sheet of each row that has drawn images, first seed."""
+    made = []
+    for row in table["rows"]:
+        drawn = folder / row["folders"][0] / "measured" / "samples.safetensors"
+        if drawn.is_file():
+            path = folder / FIGURES / f"{'-'.join(Path(row['folders'][0]).parts)}.png"
+            draw_sheet(load_file(drawn)["samples"], path)
+            made.append(path)
+    return made
