@@ -12,7 +12,7 @@ from freenergy.energies.opening import RECORD
 from freenergy.energies.settings import BitEnergy, EnergySettings, ProductEnergy, SavedEnergy
 from freenergy.errors import UserError
 from freenergy.negatives.store import NegativeStore
-from freenergy.pipeline.negatives import chosen_windows, make_source, stored_identity
+from freenergy.pipeline.negatives import chosen_windows, make_source, stored_identity, stored_splits
 from freenergy.pipeline.run import Plan, Run, Stage
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
@@ -71,7 +71,7 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
             corpus.windows(split),
             NegativeStore.open(run.stage("negatives") / split, stored_identity(run, corpus, split)),
         )
-        for split in (("validation",) if run.recipe.negatives.fresh else ("validation", "train"))
+        for split in stored_splits(run)
     }
     train = stored.get("train") or FreshContrast(
         corpus.windows("train"), chosen_windows(run, corpus, "train"), make_source(run.recipe.negatives, lm, corpus)

@@ -9,6 +9,7 @@ import torch
 
 from freenergy.base.opening import RECORD, open_base
 from freenergy.corpus import Corpus
+from freenergy.energies.settings import LogitsEnergy
 from freenergy.errors import UserError
 from freenergy.negatives.settings import BaseNegatives, InfilledNegatives, NegativeSettings
 from freenergy.negatives.sources import FromBase, Mixed
@@ -28,7 +29,10 @@ Sources = tuple[BaseNegatives | InfilledNegatives, ...]
 def _plan(run: Run, progress: Progress) -> Plan:
     settings = run.recipe.negatives
     models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
-    return Plan({"seed": run.recipe.seed, "settings": asdict(settings), "models": models}, partial(_work, run))
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings), "models": models}
+    if isinstance(run.recipe.energy, LogitsEnergy):  # another energy in its place will want those of training
+        inputs["splits"] = stored_splits(run)
+    return Plan(inputs, partial(_work, run))
 
 
 def _mark(model: str) -> str:
@@ -46,9 +50,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
             "some negatives are not the base's own (truncated, tempered or infilled): the energy's optimum is then "
             "relative to that law, and its gain over the base is measured but not what training aims at"
         )
-    for split in ("validation", "train"):
-        if split == "train" and settings.fresh:
-            continue
+    for split in stored_splits(run):
         identity, rows = stored_identity(run, corpus, split), chosen_windows(run, corpus, split)
         source = make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL)
         write_negatives(
@@ -78,6 +80,12 @@ def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sou
         sources=fingerprint([asdict(source) for source in sources]),
         space=corpus.space,
     )
+
+
+def stored_splits(run: Run) -> tuple[str, ...]:
+    """The splits whose negatives are kept: an energy that learns nothing, or from fresh ones, needs no training ones."""
+    learns_from_store = not run.recipe.negatives.fresh and not isinstance(run.recipe.energy, LogitsEnergy)
+    return ("validation", "train") if learns_from_store else ("validation",)
 
 
 def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
