@@ -59,7 +59,7 @@ class Steps:
 class EARM:
     """The objective beside cross-entropy, and when it begins."""
 
-    weight: float = 1.0  # of this objective; cross-entropy has 1
+    weight: float = 1.0  # of this objective a token; cross-entropy has 1
     length: int = 50  # K, fake tokens of a row
     recent: int = 2  # m, the conditionals before x_k that gradients go through
     start_epoch: float = 1.0  # epochs of cross-entropy alone; the paper's 10 to 15 are for runs of many more

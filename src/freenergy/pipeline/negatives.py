@@ -83,7 +83,7 @@ def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sou
 
 
 def stored_splits(run: Run) -> tuple[str, ...]:
-    """The splits whose negatives are kept: an energy that learns nothing, or from fresh ones, needs no training ones."""
+    """The splits whose negatives are kept: where nothing is learned, or from fresh ones, none of training."""
     learns_from_store = not run.recipe.negatives.fresh and not isinstance(run.recipe.energy, LogitsEnergy)
     return ("validation", "train") if learns_from_store else ("validation",)
 

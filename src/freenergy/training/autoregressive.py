@@ -1,12 +1,13 @@
 """The one task that trains every network that maps a context to logits: text, translations, images.
 
-    loss = CE + weight · (E-ARM)                         from E-ARM's first epoch on, before it CE alone
+    loss = CE + weight · (E-ARM) · (its data tokens / all)      from E-ARM's first epoch on, before it CE alone
     CE   = −mean over tokens of (1 − ε)·log q(x_t | g, x̃_<t) + ε·mean_v log q(v | g, x̃_<t)
 
 x̃ are the data's own tokens, or with scheduled sampling a mixture: a first pass on the data predicts every token, and
 each is replaced by its prediction with a probability that grows over the epochs; the second pass, on the mixture, has
 the loss (the two passes of Mihaylova and Martins 2019). ε is label smoothing. E-ARM compares the data with rows that
-the network itself has drawn after the same beginning (``objectives.earm``).
+the network itself has drawn after the same beginning (``objectives.earm``). Fakes may cover a part of each row only;
+both losses then count by tokens, so that weight 1 makes a step of Eq. 6 worth a token of cross-entropy.
 """
 
 import math
@@ -111,11 +112,12 @@ class _Fakes:
         return {"log_z": self.denominators.log_z, "seen": self.denominators.seen, "watched": self.watched}
 
     def loss(self, batch: Batch, logits: Float[Tensor, "rows T V"], nats: Tensor, step: int, rng: Rng) -> Loss:
-        """CE + weight · (E-ARM); ``logits`` are those of the data."""
+        """CE + weight · (E-ARM) · (share of the tokens); ``logits`` are those of the data."""
         data, fakes = self._steps(batch, logits, rng)
         found = self.settings(data, fakes, self.denominators.update(fakes))
         self._watch(found.metrics["gain"], nats.item(), len(fakes.mask), step)
-        return Loss(nats + self.settings.weight * found.value, {"cross_entropy": nats.item()} | found.metrics)
+        weight = self.settings.weight * float(data.mask.sum() / batch.mask.sum())
+        return Loss(nats + weight * found.value, {"cross_entropy": nats.item()} | found.metrics)
 
     def _steps(self, batch: Batch, logits: Float[Tensor, "rows T V"], rng: Rng) -> tuple[Steps, Steps]:
         """Of the data, and of rows drawn after the same beginnings; as many steps of both."""

@@ -1,0 +1,147 @@
+"""What E-ARM's gradient consists of, and whether its parts help: on the base of a finished experiment.
+
+    python earm_gradient.py RECIPE FOLDER [--seed 0] [--batches 32] [--set a.b=c] [--out FILE]
+
+For each part p of Eq. 15 (``objectives.earm.Parts``), over B training batches with gradients g_1 … g_B:
+
+    size   ‖mean g_b‖, without the bias of the mean's own noise: √max(0, ‖mean g‖² − Σ_b ‖g_b − mean g‖² / (B (B − 1)))
+    noise  the root mean square of ‖g_b − mean g‖: what one batch adds to it
+    helps  the cosine of mean g with the gradient of held-out cross-entropy; above 0 a small step against g lowers it
+
+The spread of the cosine is over ten parts of the batches, each left out in turn (jackknife).
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from freenergy.config import load_experiment
+from freenergy.experiment.opening import open_subject
+from freenergy.networks.protocol import Batch
+from freenergy.objectives.earm import EARM, Denominators, Steps
+from freenergy.progress import Silent
+from freenergy.randomness import Rng
+from freenergy.storage import write_json
+from freenergy.training.autoregressive import AutoregressiveTask
+from freenergy.training.checkpoint import restore_weights
+from freenergy.training.teaching import Teaching
+
+_FOLDS = 10
+_WARM = 8  # batches that the denominators see first
+
+
+def main() -> None:
+    """Measure, print a table, and write it where asked."""
+    options = _options()
+    experiment = load_experiment(options.recipe, options.set or [])
+    subject = open_subject(experiment.subject, options.folder / "subject", Silent())
+    network = subject.network(Rng(options.seed))
+    restore_weights(options.folder / f"seed-{options.seed}" / "base" / "weights.safetensors", network.module)
+    network.module.eval()  # dropout would be one more noise
+    steps, earm = experiment.continued.optimisation, _earm(experiment)
+    data = subject.data(batch_size=steps.batch_size, accumulate=1, rng=Rng(options.seed).child("gradient"))
+    parts = _gradients(network, data, earm, options.batches, Rng(options.seed))
+    held_out = _held_out(network, data)
+    rows = {name: _told(each, held_out) for name, each in parts.items()}
+    print("| part | size | noise of a batch | cosine with held-out cross-entropy |\n|---|---|---|---|")
+    for name, row in rows.items():
+        print(
+            f"| {name} | {row['size']:.3g} | {row['noise']:.3g} | {row['helps']:.3f} ± {2 * row['helps_error']:.3f} |"
+        )
+    if options.out:
+        write_json(options.out, {"recipe": options.recipe, "batches": options.batches, "parts": rows})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recipe")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--set", action="append")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def _earm(experiment: object) -> EARM:
+    return next(row.teaching.earm for row in experiment.rows if row.teaching.earm)  # type: ignore[attr-defined]
+
+
+def _gradients(network, data, earm: EARM, batches: int, rng: Rng) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
+    """[B, weights] of every part; the base's weights stay as they are."""
+    denominators, found = Denominators(earm.length, earm.decay), dict[str, list[Tensor]]()
+    for step in range(1, _WARM + batches + 1):
+        batch: Batch = data.batch(step, 0)
+        known = batch.tokens[:, : batch.known]
+        drawn, mask = network.draw(batch.given, known, earm.length, rng.child(step))
+        K = min(drawn.shape[1], batch.tokens.shape[1] - batch.known)
+        here = slice(batch.known, batch.known + K)
+        with torch.set_grad_enabled(step > _WARM):
+            fake = network.logits(batch.given, torch.cat([known, drawn[:, :K]], 1))[:, batch.known :]
+            fakes = Steps.of(fake, drawn[:, :K], mask[:, :K])
+            log_z = denominators.update(fakes)
+            if step <= _WARM:
+                continue
+            true = Steps.of(
+                network.logits(batch.given, batch.tokens)[:, here], batch.tokens[:, here], batch.mask[:, here]
+            )
+        parts = earm.parts(true, fakes, log_z)
+        for name in ("cross_entropy", "level", "giving_way", "noise"):
+            found.setdefault(name, []).append(_gradient(network, getattr(parts, name)))
+    return {name: torch.stack(each) for name, each in found.items()}
+
+
+def _gradient(network, value: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    weights = [weight for weight in network.module.parameters() if weight.requires_grad]
+    slopes = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
+    filled = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, slopes, strict=True)]
+    return torch.cat([g.flatten() for g in filled])
+
+
+def _held_out(network, data) -> Tensor:  # type: ignore[no-untyped-def]
+    """The gradient of cross-entropy over the validation rows."""
+    total, rows = 0.0, 0
+    task = AutoregressiveTask(network, _First(data), Teaching())
+    for number, _ in enumerate(data.held_out(), 1):
+        total = total + _gradient(network, task.loss(number, 0, Rng()).value)
+        rows += 1
+    return total / rows  # type: ignore[return-value, operator]
+
+
+class _First:
+    """The validation rows as if they were to be trained on."""
+
+    epoch_steps = 1
+
+    def __init__(self, data) -> None:  # type: ignore[no-untyped-def]
+        self.rows = list(data.held_out())
+
+    def batch(self, step: int, micro: int) -> Batch:
+        return self.rows[step - 1]
+
+    def held_out(self):  # type: ignore[no-untyped-def]
+        return iter(self.rows)
+
+
+def _told(g: Tensor, held_out: Tensor) -> dict[str, float]:
+    B, mean = len(g), g.mean(0)
+    scatter = float(((g - mean) ** 2).sum())
+    left = [g[torch.arange(B) % _FOLDS != fold].mean(0) for fold in range(_FOLDS)]
+    cosines = torch.tensor([float(torch.cosine_similarity(each, held_out, dim=0)) for each in left])
+    error = math.sqrt((_FOLDS - 1) / _FOLDS * float(((cosines - cosines.mean()) ** 2).sum()))
+    return {
+        "size": math.sqrt(max(0.0, float((mean**2).sum()) - scatter / (B * (B - 1)))),
+        "noise": math.sqrt(scatter / (B - 1)),
+        "helps": float(torch.cosine_similarity(mean, held_out, dim=0)),
+        "helps_error": error,
+    }
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
+    print(json.dumps({"threads": torch.get_num_threads()}))
