@@ -58,15 +58,20 @@ def kl_objective(theta, p_data, lambdas):
 
 
 def population(settings, theta, p_data, log_z=None):
-    """The expectation of the objective's gradient over data x and fakes y, one row of each at a time."""
+    """The expectation of the objective's gradient over data x and fakes y, one row of each at a time.
+
+    The value is a sum of a part of x and a part of y, so that two walks with the other row fixed are all pairs.
+    """
     log_z = exact_log_z(theta).detach() if log_z is None else log_z
-    q, total = law(theta).detach(), torch.zeros_like(theta)
-    every = steps_of(theta)
-    for x, y in itertools.product(range(len(STRINGS)), repeat=2):
-        one = [Steps(every.logit[[i]], every.log_sum[[i]], every.mask[[i]]) for i in (x, y)]
-        value = settings(*one, log_z).value * p_data[x] * q[y]
-        total = total + torch.autograd.grad(value, theta, retain_graph=True)[0]
-    return total
+    q, every, last = law(theta).detach(), steps_of(theta), len(STRINGS) - 1
+
+    def value(x, y):
+        return settings(*(Steps(every.logit[[i]], every.log_sum[[i]], every.mask[[i]]) for i in (x, y)), log_z).value
+
+    assert (value(3, 5) - value(3, 7)).item() == pytest.approx((value(8, 5) - value(8, 7)).item(), abs=1e-12)
+    over_x = sum(p_data[x] * value(x, 0) for x in range(last + 1))
+    over_y = sum(q[y] * value(0, y) for y in range(last + 1))
+    return torch.autograd.grad(over_x + over_y - value(0, 0), theta)[0]
 
 
 @pytest.mark.parametrize("reduced", [False, True])
