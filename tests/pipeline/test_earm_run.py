@@ -98,7 +98,7 @@ def test_a_memory_trains_and_resumes(path, tmp_path):
     [
         ("base.earm.length=0", "1 fake token"),
         ("base.earm.recent=5", "recent is 5"),
-        ("base.earm.wieght=2", "unknown key base.earm.wieght"),
+        ("base.earm.weights=2", "unknown key base.earm.weights"),
         ("base.scheduled.most=0", "most"),
         ("base.memory=-1", "memory"),
     ],
