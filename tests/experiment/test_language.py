@@ -17,6 +17,8 @@ from freenergy.experiment.settings import LanguageSubject
 from freenergy.networks.blocks import LaneData
 from freenergy.progress import Silent
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 12
 
 

@@ -27,6 +27,8 @@ from world import CONTROL_STEPS, Killed, Life, World, contents, experiment, run
 
 sys.path.pop(0)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fixed_control(monkeypatch):
@@ -111,7 +113,6 @@ def test_killed_anywhere_it_ends_with_the_same_bits(whole_run, tmp_path):
         assert contents(again) == expected
 
 
-@pytest.mark.slow
 def test_kill_9(tmp_path, kill_at):
     command = [sys.executable, str(Path(__file__).with_name("world.py"))]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)

@@ -23,6 +23,8 @@ from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.teaching import Teaching
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path):

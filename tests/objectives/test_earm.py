@@ -117,7 +117,7 @@ def test_truncation_is_a_stop_gradient_and_nothing_else(recent, reduced):
 def test_the_gradient_vanishes_where_the_model_is_the_data():
     """S constant after beginnings of one length and P_d = q: then p_k = P_d at every step."""
     theta = table(3).detach().log_softmax(-1).requires_grad_()
-    for recent, reduced in itertools.product(range(K + 1), (False, True)):
+    for recent, reduced in ((0, False), (2, True), (K, False)):
         settings = EARM(length=K, recent=recent, reduced=reduced)
         found = population(settings, theta, law(theta).detach())
         assert found.abs().max() < 1e-12

@@ -12,6 +12,8 @@ from freenergy.testing import branches
 from freenergy.translation.batches import sources
 from freenergy.translation.decoding import Decoding, candidates
 
+pytestmark = pytest.mark.slow
+
 EOS = 0
 SOURCE = [2, 1, 3, EOS]
 

@@ -21,6 +21,8 @@ from freenergy.training.teaching import Teaching
 from freenergy.translation.settings import TranslationSubject
 from freenergy.translation.subject import open_translation
 
+pytestmark = pytest.mark.slow
+
 COLUMNS = [
     "BLEU greedy", "BLEU beam 2", "chrF beam 2", "ROUGE-1", "ROUGE-2", "ROUGE-L", "BLEU [0, 6)", "BLEU [6, ∞)",
     "BLEU sampled", "BLEU resampled 3", "BLEU highest of 3", "nats/token test", "nats/token after own words",
