@@ -111,7 +111,6 @@ def test_the_better_network_is_found_better(subject, measured):
     found = subject.compare([ours, ours], [other, other], Rng(0))
     assert found["BLEU beam 2"].low > 0
     assert found["nats/token test"].high < 0
-    assert found["BLEU beam 2 over seeds"].value == pytest.approx(found["BLEU beam 2"].value)
     assert found["p bootstrap BLEU beam 2"].value < 0.05
     assert found["p randomisation BLEU beam 2"].value < 0.05
     assert found["% true words likelier after own words"].low > 50

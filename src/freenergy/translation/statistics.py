@@ -6,22 +6,18 @@ s_i is what sentence i adds: for BLEU its n-grams, those of them that match, and
 one. r runs over seeds: a sentence stands with its translations by all the networks of a system, so f is the score of
 their outputs put together. A resample draws N of the N sentences with replacement, with all that belongs to each, for
 both systems alike (Koehn 2004); quantiles as in ``evaluation.bootstrap``. That interval is about other sentences, for
-these networks. How other seeds would do is told by the seeds' own differences d_r:
-
-    mean d ± t_{97.5 %, R − 1} · sd(d) / √R
+these networks. How other seeds would do is told by the experiment's own interval over seeds.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import t as student
 
 from freenergy.evaluation.bootstrap import FEWEST, ends_of
-from freenergy.evaluation.perplexity import CONFIDENCE, Measurement
+from freenergy.evaluation.perplexity import Measurement
 from freenergy.randomness import Rng
 
 RESAMPLES = 1000  # as sacrebleu takes
@@ -70,12 +66,3 @@ def difference(
     gaps = [a.score(a.values[rows].sum(0)) - b.score(b.values[rows].sum(0)) for rows in chosen]
     low, high = np.quantile(gaps, ends_of(N)).tolist()
     return Measurement(gap, low, high)
-
-
-def over_seeds(ours: Sequence[Statistics], others: Sequence[Statistics]) -> Measurement:
-    """The mean over seeds of ours − others, with the interval that the seeds' spread tells; none for one seed."""
-    d = np.array([a.value - b.value for a, b in zip(ours, others, strict=True)])
-    if len(d) < 2:
-        return Measurement(float(d.mean()), None, None)
-    reach = float(student.ppf((1 + CONFIDENCE) / 2, len(d) - 1)) * float(d.std(ddof=1)) / math.sqrt(len(d))
-    return Measurement(float(d.mean()), float(d.mean()) - reach, float(d.mean()) + reach)

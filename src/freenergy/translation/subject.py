@@ -27,7 +27,7 @@ from freenergy.translation.decoding import Decoding
 from freenergy.translation.pairs import Splits, read_pairs, tokenizer_for
 from freenergy.translation.quality import bleu, by_words, chrf, paired_tests, rouge, sacrebleu_scores
 from freenergy.translation.settings import TranslationSubject
-from freenergy.translation.statistics import Statistics, difference, over_seeds, ratio_of
+from freenergy.translation.statistics import Statistics, difference, ratio_of
 from freenergy.translation.truth import LogProbs, TruthFile, likelier, log_probs
 
 _TRUTH, _TEST, _OWN, _TRUE = "truth.safetensors", "test", "own_prefix", "true_prefix"
@@ -99,7 +99,7 @@ class Translation:
         return {name: one.value for name, one in found.items()}
 
     def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
-        """Differences over sentences and over seeds (``statistics``), p-values, true words that ours finds likelier."""
+        """Differences over sentences (``statistics``), p-values, true words that ours finds likelier."""
         if len(ours) != len(others) or not ours:
             raise UserError(f"{len(ours)} folders are compared with {len(others)}: give as many, one for each seed")
         a, b = ([self._read(folder) for folder in folders] for folders in (ours, others))
@@ -109,7 +109,6 @@ class Translation:
             for name in stats_a[0]
         }
         main = self.main_column
-        found[f"{main} over seeds"] = over_seeds([one[main] for one in stats_a], [one[main] for one in stats_b])
         beam_a, beam_b = ([written["beam"] for written, _ in side] for side in (a, b))
         tests = paired_tests(beam_a, beam_b, self.test.target, self.settings.target)
         found |= {f"{name} {main}": p for name, p in tests.items()}
