@@ -21,14 +21,12 @@ from torch import Tensor
 
 from freenergy.config import load_experiment
 from freenergy.experiment.opening import open_subject
-from freenergy.networks.protocol import Batch
-from freenergy.objectives.earm import EARM, Denominators, Steps
+from freenergy.objectives.earm import EARM, Denominators
 from freenergy.progress import Silent
 from freenergy.randomness import Rng
 from freenergy.storage import write_json
-from freenergy.training.autoregressive import AutoregressiveTask
+from freenergy.training.autoregressive import cross_entropy_of, steps_of
 from freenergy.training.checkpoint import restore_weights
-from freenergy.training.teaching import Teaching
 
 _FOLDS = 10
 _WARM = 8  # batches that the denominators see first
@@ -75,20 +73,13 @@ def _gradients(network, data, earm: EARM, batches: int, rng: Rng) -> dict[str, T
     """[B, weights] of every part; the base's weights stay as they are."""
     denominators, found = Denominators(earm.length, earm.decay), dict[str, list[Tensor]]()
     for step in range(1, _WARM + batches + 1):
-        batch: Batch = data.batch(step, 0)
-        known = batch.tokens[:, : batch.known]
-        drawn, mask = network.draw(batch.given, known, earm.length, rng.child(step))
-        K = min(drawn.shape[1], batch.tokens.shape[1] - batch.known)
-        here = slice(batch.known, batch.known + K)
+        batch = data.batch(step, 0)
         with torch.set_grad_enabled(step > _WARM):
-            fake = network.logits(batch.given, torch.cat([known, drawn[:, :K]], 1))[:, batch.known :]
-            fakes = Steps.of(fake, drawn[:, :K], mask[:, :K])
-            log_z = denominators.update(fakes)
-            if step <= _WARM:
-                continue
-            true = Steps.of(
-                network.logits(batch.given, batch.tokens)[:, here], batch.tokens[:, here], batch.mask[:, here]
-            )
+            logits = network.logits(batch.given, batch.tokens)
+            true, fakes = steps_of(network, batch, logits, earm.length, rng.child(step))
+        log_z = denominators.update(fakes)
+        if step <= _WARM:
+            continue
         parts = earm.parts(true, fakes, log_z)
         for name in ("cross_entropy", "level", "giving_way", "noise"):
             found.setdefault(name, []).append(_gradient(network, getattr(parts, name)))
@@ -104,27 +95,11 @@ def _gradient(network, value: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
 
 def _held_out(network, data) -> Tensor:  # type: ignore[no-untyped-def]
     """The gradient of cross-entropy over the validation rows."""
-    total, rows = 0.0, 0
-    task = AutoregressiveTask(network, _First(data), Teaching())
-    for number, _ in enumerate(data.held_out(), 1):
-        total = total + _gradient(network, task.loss(number, 0, Rng()).value)
-        rows += 1
-    return total / rows  # type: ignore[return-value, operator]
-
-
-class _First:
-    """The validation rows as if they were to be trained on."""
-
-    epoch_steps = 1
-
-    def __init__(self, data) -> None:  # type: ignore[no-untyped-def]
-        self.rows = list(data.held_out())
-
-    def batch(self, step: int, micro: int) -> Batch:
-        return self.rows[step - 1]
-
-    def held_out(self):  # type: ignore[no-untyped-def]
-        return iter(self.rows)
+    batches = list(data.held_out())
+    slopes = (
+        _gradient(network, cross_entropy_of(network.logits(each.given, each.tokens), each, 0.0)) for each in batches
+    )
+    return sum(slopes) / len(batches)  # type: ignore[return-value]
 
 
 def _told(g: Tensor, held_out: Tensor) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What all tests share: no network, reproducible examples, one budget for statistical tests."""
 
 import os
+import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -39,3 +40,22 @@ def real():
         return SHARED_DATA / name
 
     return folder
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command line in this process: status, stdout, stderr."""
+    from freenergy import cli  # here, since the checks of shapes are switched on after this file is read
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call

@@ -4,12 +4,11 @@ import gzip
 import json
 import re
 import struct
-import sys
 
 import numpy as np
 import pytest
 
-from freenergy import UserError, cli
+from freenergy import UserError
 from freenergy.config import experiments, load_experiment, make_experiment
 from freenergy.experiment.running import run_experiment
 
@@ -125,24 +124,6 @@ def test_mnist(digits, tmp_path):
     assert whole_table(table, loaded)
     assert len(table["rows"]) == 6, "four rows of the paper's table, and a control of each network"
     assert set(loaded.paper["PixelCNN: E-ARM"]) <= set(table["columns"])
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.mark.slow

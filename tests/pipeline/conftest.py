@@ -5,13 +5,12 @@ import importlib
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from freenergy import cli, load_recipe, run
+from freenergy import load_recipe, run
 from freenergy.storage import file_hash
 
 MODULES = [
@@ -153,21 +152,3 @@ def joint_run(write_recipe, tmp_path_factory):
     path.write_text(f'{head}[base]\nkind = "ngram"\norder = 2\n[evaluation]{tail.split("[evaluation]")[1]}{ENERGY}')
     list(run(load_recipe(str(path), CHANGES), folder / "run"))
     return folder / "run", path
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run the command line in this process: status, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["freenergy", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as ended:
-            status = ended.code or 0
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call

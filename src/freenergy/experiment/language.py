@@ -20,10 +20,8 @@ from jaxtyping import Float
 from safetensors.numpy import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from freenergy.base.checkpoints import check_tokenizer, load_checkpoint
 from freenergy.base.huggingface import HuggingFaceLM
 from freenergy.base.opening import locate_model
-from freenergy.base.presets import build, preset, set_dropout
 from freenergy.corpus import Corpus
 from freenergy.energies.logits import Logits
 from freenergy.energies.settings import LogitsEnergy
@@ -40,6 +38,7 @@ from freenergy.networks.protocol import Network, Recurrent
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.storage import whole
+from freenergy.training.language_model import begun
 
 _BLOCKS = "blocks.safetensors"
 _ROWS = 8  # blocks read at once
@@ -69,22 +68,16 @@ class Language:
 
     def network(self, rng: Rng) -> CausalNetwork:
         """Fresh weights, or those of a checkpoint."""
-        settings, tokenizer = self.settings, self.corpus.tokenizer
-        if self.start is None:
-            config = preset(settings.preset).config(
-                vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, dropout=settings.dropout
-            )
-            model = build(config, rng)
-        else:
-            check_tokenizer(self.start, tokenizer)
-            model, _ = load_checkpoint(self.start)
-            set_dropout(model, settings.dropout)
-        longest = getattr(model.config, "max_position_embeddings", settings.block)
-        if max(settings.block, self.corpus.prefix + self.corpus.continuation) > longest:
-            raise UserError(
-                f"blocks of {settings.block} and windows of {self.corpus.prefix} + {self.corpus.continuation} tokens "
-                f"must fit the network's {longest}: set subject.block or corpus.prefix lower, or take a larger preset"
-            )
+        settings = self.settings
+        model = begun(
+            self.corpus,
+            self.start,
+            rng,
+            preset_name=settings.preset,
+            block=settings.block,
+            dropout=settings.dropout,
+            section="subject",
+        )
         return CausalNetwork(model, memory=settings.memory, rows=settings.lanes)
 
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> BlockData | LaneData:

@@ -64,7 +64,7 @@ class AutoregressiveTask:
         with torch.no_grad() if share and not fakes else nullcontext():  # then the first pass only predicts
             logits = self.network.logits(batch.given, batch.tokens)
         read = self._again(batch, logits.detach(), share, rng.child("scheduled")) if share else logits
-        nats = _cross_entropy(read, batch, self.teaching.label_smoothing)
+        nats = cross_entropy_of(read, batch, self.teaching.label_smoothing)
         found = fakes.loss(batch, logits, nats, step, rng.child("fakes")) if fakes else Loss(nats, {})
         if self.memory:
             self.memory.remember()
@@ -77,7 +77,7 @@ class AutoregressiveTask:
             for rows in self.data.held_out():
                 batch = self._on_device(rows)
                 tokens = float(batch.mask.sum())
-                nats = _cross_entropy(self.network.logits(batch.given, batch.tokens), batch, 0.0)
+                nats = cross_entropy_of(self.network.logits(batch.given, batch.tokens), batch, 0.0)
                 total, count = total + nats.item() * tokens, count + tokens
                 if self.memory:
                     self.memory.remember()
@@ -113,21 +113,11 @@ class _Fakes:
 
     def loss(self, batch: Batch, logits: Float[Tensor, "rows T V"], nats: Tensor, step: int, rng: Rng) -> Loss:
         """CE + weight · (E-ARM) · (share of the tokens); ``logits`` are those of the data."""
-        data, fakes = self._steps(batch, logits, rng)
+        data, fakes = steps_of(self.network, batch, logits, self.settings.length, rng)
         found = self.settings(data, fakes, self.denominators.update(fakes))
         self._watch(found.metrics["gain"], nats.item(), len(fakes.mask), step)
         weight = self.settings.weight * float(data.mask.sum() / batch.mask.sum())
         return Loss(nats + weight * found.value, {"cross_entropy": nats.item()} | found.metrics)
-
-    def _steps(self, batch: Batch, logits: Float[Tensor, "rows T V"], rng: Rng) -> tuple[Steps, Steps]:
-        """Of the data, and of rows drawn after the same beginnings; as many steps of both."""
-        known = batch.tokens[:, : batch.known]
-        drawn, mask = self.network.draw(batch.given, known, self.settings.length, rng)
-        K = min(drawn.shape[1], batch.tokens.shape[1] - batch.known)
-        here = slice(batch.known, batch.known + K)
-        made_up = self.network.logits(batch.given, torch.cat([known, drawn[:, :K]], dim=1))
-        fakes = Steps.of(made_up[:, batch.known :], drawn[:, :K], mask[:, :K])
-        return Steps.of(logits[:, here], batch.tokens[:, here], batch.mask[:, here]), fakes
 
     def _watch(self, gain: float, nats: float, rows: int, step: int) -> None:
         """Stop with a word where the negative phase has run away.
@@ -151,6 +141,20 @@ class _Fakes:
             )
 
 
-def _cross_entropy(logits: Float[Tensor, "rows T V"], batch: Batch, label_smoothing: float) -> Float[Tensor, ""]:
+def steps_of(
+    network: Network, batch: Batch, logits: Float[Tensor, "rows T V"], length: int, rng: Rng
+) -> tuple[Steps, Steps]:
+    """Of the data, whose logits these are, and of rows drawn after the same beginnings; as many steps of both."""
+    known = batch.tokens[:, : batch.known]
+    drawn, mask = network.draw(batch.given, known, length, rng)
+    K = min(drawn.shape[1], batch.tokens.shape[1] - batch.known)
+    here = slice(batch.known, batch.known + K)
+    made_up = network.logits(batch.given, torch.cat([known, drawn[:, :K]], dim=1))
+    fakes = Steps.of(made_up[:, batch.known :], drawn[:, :K], mask[:, :K])
+    return Steps.of(logits[:, here], batch.tokens[:, here], batch.mask[:, here]), fakes
+
+
+def cross_entropy_of(logits: Float[Tensor, "rows T V"], batch: Batch, label_smoothing: float) -> Float[Tensor, ""]:
+    """Mean over the tokens that count, in nats."""
     targets = batch.tokens.masked_fill(~batch.mask, -100)
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)

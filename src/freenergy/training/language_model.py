@@ -28,26 +28,41 @@ def train_language_model(
     settings: TrainedBase, corpus: Corpus, start: Path | None, folder: Path, rng: Rng, progress: Progress
 ) -> PreTrainedModel:
     """Train on a corpus, from a checkpoint or from scratch; the model with the best weights."""
-    tokenizer, steps = corpus.tokenizer, settings.optimisation
-    if start is None:
-        config = preset(settings.preset).config(
-            vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, dropout=settings.dropout
-        )
-        model = build(config, rng.child("weights"))
-    else:
-        check_tokenizer(start, tokenizer)
-        model, _ = load_checkpoint(start)
-        set_dropout(model, settings.dropout)
-    longest = getattr(model.config, "max_position_embeddings", settings.block)
-    if max(settings.block, corpus.prefix + corpus.continuation) > longest:
-        raise UserError(
-            f"blocks of {settings.block} and windows of {corpus.prefix} + {corpus.continuation} tokens must fit the "
-            f"network's {longest}: set base.block or corpus.prefix lower, or take a larger preset"
-        )
+    steps = settings.optimisation
+    model = begun(
+        corpus,
+        start,
+        rng.child("weights"),
+        preset_name=settings.preset,
+        block=settings.block,
+        dropout=settings.dropout,
+        section="base",
+    )
     network = CausalNetwork(model, memory=settings.memory, rows=steps.batch_size)
     task = AutoregressiveTask(network, _data(settings, corpus, rng), settings.teaching)
     task.check(steps.steps)
     fit_watched(task, steps, folder, rng, progress, "training")
+    return model
+
+
+def begun(
+    corpus: Corpus, start: Path | None, rng: Rng, *, preset_name: str, block: int, dropout: float, section: str
+) -> PreTrainedModel:
+    """A model for a corpus, with fresh weights or those of a checkpoint; ``section`` of the recipe has its block."""
+    tokenizer = corpus.tokenizer
+    if start is None:
+        sizes = {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos}
+        model = build(preset(preset_name).config(dropout=dropout, **sizes), rng)
+    else:
+        check_tokenizer(start, tokenizer)
+        model, _ = load_checkpoint(start)
+        set_dropout(model, dropout)
+    longest = getattr(model.config, "max_position_embeddings", block)
+    if max(block, corpus.prefix + corpus.continuation) > longest:
+        raise UserError(
+            f"blocks of {block} and windows of {corpus.prefix} + {corpus.continuation} tokens must fit the "
+            f"network's {longest}: set {section}.block or corpus.prefix lower, or take a larger preset"
+        )
     return model
 
 
