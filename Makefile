@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test test-fast bench bench-quick check format browser clean
+.PHONY: demo test test-fast test-faults bench bench-quick check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
@@ -13,7 +13,11 @@ test: $(READY)
 	$(BIN)/pytest -n 2
 
 test-fast: $(READY)
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not faults"
+
+# Some twenty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
+test-faults: $(READY)
+	$(BIN)/pytest -n 2 -v -m faults
 
 # About forty minutes; stopped, it goes on with BENCH=--continue. The last lines say what has become slower.
 bench: $(BENCH_READY)

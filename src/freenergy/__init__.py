@@ -43,9 +43,10 @@ if TYPE_CHECKING:
         step_log_probs,
     )
     from freenergy.partition.next_token import next_token
-    from freenergy.pipeline import Run, load, load_base, run
+    from freenergy.pipeline import load, load_base
     from freenergy.pipeline.distilling import distil
     from freenergy.pipeline.evaluating import Question, evaluate
+    from freenergy.pipeline.run import Run, run
     from freenergy.protocols import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
     from freenergy.randomness import Rng
     from freenergy.ranking import rank_file

@@ -162,7 +162,8 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
         if isinstance(table.get(section), dict):
             table[section] = {"kind": kind, **table[section]}
     energy = table.get("energy")
-    for i, part in enumerate(energy.get("parts", ()) if isinstance(energy, dict) else ()):
+    parts = energy.get("parts") if isinstance(energy, dict) else None
+    for i, part in enumerate(parts if isinstance(parts, list | tuple) else ()):
         if isinstance(part, dict) and "kind" not in part:
             raise UserError(f'{origin}: energy.parts.{i} has no kind; say which energy it is, such as "ngram"')
     return _checked(_ADAPTER.validate_json, _COMPLAINTS, table, origin)
@@ -214,7 +215,7 @@ def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
         section = table.get(key)
         if isinstance(section, dict) and "preset" in section:
             name = section.pop("preset")
-            if name not in PRESETS:
+            if not isinstance(name, str) or name not in PRESETS:
                 raise UserError(f"there is no optimisation preset {name!r}: choose one of {', '.join(PRESETS)}")
             table[key] = PRESETS[name] | section
     return table
@@ -238,7 +239,7 @@ def _abouts(folder: Path) -> dict[str, str]:
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"the recipe {path} is not TOML ({error}): mend that place") from None
     return {"name": path.stem, **table}
 
@@ -284,6 +285,8 @@ def _change(table: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError:
+        raise UserError(f"--set {path}=… has brackets within brackets beyond any setting: give a value") from None
     *sections, key = path.split(".")
     for section in sections:
         table = table.setdefault(section, {})

@@ -48,7 +48,7 @@ class Complaints:
         for part in loc:
             if part in self.classes and isinstance(table, dict):
                 kind = table.get("kind")
-                if kind in self.kinds and kind != self.classes[str(part)]:
+                if isinstance(kind, str) and kind in self.kinds and kind != self.classes[str(part)]:
                     return False
             elif isinstance(table, dict | list) and not self._is_kind("base", part):
                 table = table[part] if part in table or isinstance(part, int) else None  # type: ignore[index]

@@ -8,7 +8,7 @@ plays the role, and ``freenergy.testing`` checks that it plays it well.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -164,6 +164,7 @@ class Loss:
 
     value: Float[Tensor, ""]
     metrics: dict[str, float]
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # what a task wants to know of all micro-batches
 
 
 @runtime_checkable

@@ -8,9 +8,12 @@ import errno
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +34,7 @@ def whole(path: Path) -> Iterator[Path]:
     ...     aside.write_text("all of it")
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}{_PART}")
+    aside = path.with_name(f".{path.name}.{host()}.{os.getpid()}{_PART}")
     try:
         with room_on_disk(path):
             yield aside
@@ -42,6 +45,12 @@ def whole(path: Path) -> Iterator[Path]:
             _flush(path.parent)
     finally:
         _remove(aside)
+
+
+@cache
+def host() -> str:
+    """The name of this machine: on a disk that several share, a process id alone names nobody."""
+    return re.sub(r"[^\w-]", "-", platform.node()) or "host"
 
 
 def own_folder(folder: str | Path, mark: str) -> Path:
@@ -116,11 +125,23 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, thousands of digits, brackets within brackets
         raise UserError(f"{path} is not JSON ({error}): delete it and run the stage that makes it again") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object: delete it and run the stage that makes it again")
     return value
+
+
+@contextmanager
+def undamaged(path: Path, remedy: str) -> Iterator[None]:
+    """Turn whatever a library raises for a damaged file of ``path`` into one sentence that names it."""
+    try:
+        yield
+    except (UserError, AssertionError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise UserError(f"{path} is damaged or of another version ({reason}): {remedy}") from error
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from freenergy.partition.certificate import certified_gain
 from freenergy.protocols import Loss, Scores
 from freenergy.sequences import Sequences
 from freenergy.training.convex import _Problem, choose_l2, cross_fitted, fit_convex, joint_energy
+from freenergy.training.pieces import Pieces
 
 OBJECTIVES = {"binary": BinaryNCE(), "noise ratio 3": BinaryNCE(noise_ratio=3.0), "conditional": ConditionalNCE()}
 
@@ -203,3 +204,47 @@ def test_what_cannot_be_is_said():
         fit_convex(parts, [features[0], (features[1][0], features[1][1][:, :2])], BinaryNCE(), 0.1)
     with pytest.raises(UserError, match="l2 is -1"):
         fit_convex(parts, features, BinaryNCE(), -1.0)
+
+
+def in_pieces(features, step):
+    """The same features, ``step`` windows a piece."""
+    both = [torch.cat(each, dim=1) for each in features]
+    return [Pieces(tuple(each.shape), lambda each=each: iter(each.split(step))) for each in both]
+
+
+@pytest.mark.parametrize("objective", [*OBJECTIVES.values(), RankingNCE()])
+def test_features_in_pieces_on_disk_have_the_same_optimum(objective, tmp_path, monkeypatch):
+    offset, found = Rng(3).normal(60, 5), []
+    for step, at_once, scratch in [(60, 1 << 22, None), (7, 8 * 5 * 11, tmp_path)]:
+        monkeypatch.setattr("freenergy.training.convex._AT_ONCE", at_once)
+        parts, features = material()
+        fit = fit_convex(parts, in_pieces(features, step), objective, 0.02, offset, scratch=scratch)
+        assert fit.converged
+        found.append((fit.value, torch.cat([part.weight.detach() for part in parts]), parts[0].bias.item()))
+    (value, weight, bias), (other_value, other_weight, other_bias) = found
+    assert math.isclose(value, other_value, abs_tol=1e-9)
+    torch.testing.assert_close(weight, other_weight, atol=1e-6, rtol=0)
+    assert math.isclose(bias, other_bias, abs_tol=1e-6)
+    assert not list(tmp_path.iterdir())  # nothing is left on disk
+
+
+def test_value_and_slope_do_not_depend_on_chunks(tmp_path, monkeypatch):
+    at, found = None, []
+    for at_once in (1 << 22, 1):  # all windows together, and one by one
+        monkeypatch.setattr("freenergy.training.convex._AT_ONCE", at_once)
+        parts, features = material()
+        problem = _Problem(parts, in_pieces(features, 11), BinaryNCE(), Rng(3).normal(60, 5), tmp_path)
+        at = Rng(4).normal(problem.size).numpy() * 0.3
+        found.append((*problem.value_and_slope(at, 0.7), problem.has_bias))
+    assert math.isclose(found[0][0], found[1][0], abs_tol=1e-12)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-12)
+    assert found[0][2]
+    assert found[1][2]
+
+
+def test_cross_fitted_energies_in_pieces(tmp_path):
+    parts, features = material()
+    whole = cross_fitted(parts, features, RankingNCE(), 1e-2, folds=3)
+    pieces = cross_fitted(parts, in_pieces(features, 7), RankingNCE(), 1e-2, folds=3, scratch=tmp_path)
+    torch.testing.assert_close(whole, pieces, atol=1e-5, rtol=0)
+    assert whole.abs().max() > 0.1

@@ -12,8 +12,9 @@ from freenergy import Rng, UserError
 from freenergy.networks.blocks import Blocks
 from freenergy.protocols import Loss
 from freenergy.storage import file_hash
-from freenergy.training.loop import Validation, fit
+from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
+from freenergy.training.task import Validation
 
 
 class Quadratic:

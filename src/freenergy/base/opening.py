@@ -10,7 +10,7 @@ from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
 from freenergy.protocols import LanguageModel
 from freenergy.resources import cache_folder, locate
-from freenergy.storage import file_hash, read_json, write_json
+from freenergy.storage import file_hash, read_json, undamaged, write_json
 
 RECORD = "base.json"
 API_KEY = "FREENERGY_API_KEY"
@@ -36,6 +36,11 @@ def locate_model(name: str, progress: Progress = _SILENT) -> Path:
 
 def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     """The language model that a run's ``base`` stage has left in ``folder``."""
+    with undamaged(folder, "run the base stage again"):
+        return _opened(folder, tokenizer)
+
+
+def _opened(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     record = read_json(folder / RECORD)
     needed = {"ngram": "path", "huggingface": "path", "remote": "settings"}.get(str(record.get("kind")), "kind")
     if needed not in record:

@@ -35,6 +35,7 @@ from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
 from freenergy.storage import read_json, write_json
+from freenergy.training.ranks import Ranks
 
 RECORD = "record.json"
 _MODEL, _PROBE, _NGRAM = "model", "probe.safetensors", "ngram"
@@ -51,7 +52,11 @@ def make_baseline(
     *,
     base_preset: str = "",
 ) -> dict[str, Any]:
-    """Train, or go on training, in ``folder``; a baseline that is done stays as it is. Its record is returned."""
+    """Train, or go on training, in ``folder``; a baseline that is done stays as it is. Its record is returned.
+
+    Several ranks train networks together; the first counts, fits and writes.
+    """
+    ranks = Ranks.found()
     if not (folder / RECORD).is_file():
         match settings:
             case LongerBaseline():
@@ -62,8 +67,10 @@ def make_baseline(
                 told = _ralm(settings, base, corpus, folder, rng, progress)
             case LocalBaseline():
                 told = _local(settings, base, corpus, folder, rng, progress)
-        write_json(folder / RECORD, {"kind": settings.kind, **told})
-    for moments in (folder / TRAINING).glob("*"):
+        if ranks.is_first:
+            write_json(folder / RECORD, {"kind": settings.kind, **told})
+    ranks.barrier()
+    for moments in (folder / TRAINING).glob("*") if ranks.is_first else ():
         if moments.suffix != ".jsonl":  # weights along the way, and what a kill has left of writing them
             moments.unlink()
     return read_json(folder / RECORD)
@@ -132,7 +139,8 @@ def _longer(
     model = copied(_network(settings, base).model)
     set_dropout(model, settings.dropout)
     told = train_network(model, settings, corpus, folder, rng, progress)
-    save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
+    if Ranks.found().is_first:
+        save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
     return told | {"parameters": _size(model)}
 
 
@@ -152,7 +160,8 @@ def _balm(
         shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
     model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
     told = train_network(model, settings, corpus, folder, rng, progress)
-    save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
+    if Ranks.found().is_first:
+        save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
     return told | {"parameters": _size(model), "shape": asdict(shape)}
 
 
@@ -161,7 +170,8 @@ def _ralm(
 ) -> dict[str, Any]:
     ralm = Ralm.from_base(_network(settings, base).model, dropout=settings.dropout)
     told = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
-    ralm.save(folder / _MODEL, eos=base.eos)
+    if Ranks.found().is_first:
+        ralm.save(folder / _MODEL, eos=base.eos)
     return told | {"parameters": _base_size(base) + _size(ralm)}
 
 
@@ -182,9 +192,10 @@ def _local(
         probe.start(rng.child("weights"))
         below = ResidualLM(base, [probe], layers=layers)
         told |= train_correction(below, probe, settings, corpus, folder, rng, progress)
-        probe.save(folder / _PROBE)
+        if Ranks.found().is_first:
+            probe.save(folder / _PROBE)
         weights += _size(probe)
-    if settings.features != "probe":
+    if settings.features != "probe" and Ranks.found().is_first:
         begun = time.process_time()
         ngram, fit = _counted(settings, below, corpus, rng, progress)
         ngram.save(folder / _NGRAM)

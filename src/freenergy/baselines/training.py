@@ -31,7 +31,8 @@ from freenergy.randomness import Rng
 from freenergy.sequences import Sequences
 from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.language_model import training_summary
-from freenergy.training.loop import Step, Task, Validation, fit_watched
+from freenergy.training.loop import Step, fit_watched
+from freenergy.training.task import Task, Validation
 from freenergy.training.teaching import Teaching
 
 TRAINING, _CPU = "training", "cpu.jsonl"

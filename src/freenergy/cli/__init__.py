@@ -1,6 +1,7 @@
 """What a person types."""
 
 from freenergy.cli.about import doctor, recipes, resources
+from freenergy.cli.cost import cost
 from freenergy.cli.experiment import experiment
 from freenergy.cli.root import app, main
 from freenergy.cli.runs import cite, evaluate, report, run
@@ -10,7 +11,8 @@ from freenergy.cli.writing import distil, next_token, sample, score
 
 __all__ = ["app", "main"]
 
-for _command in (run, sample, score, evaluate, report, serve, distil, experiment, cite, recipes, resources, doctor):
+_COMMANDS = (run, sample, score, evaluate, report, serve, distil, experiment, cost, cite, recipes, resources, doctor)
+for _command in _COMMANDS:
     app.command()(_command)
 app.command("next")(next_token)
 app.add_typer(study_app, name="study")

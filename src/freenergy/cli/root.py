@@ -13,6 +13,7 @@ import typer
 
 from freenergy import __version__
 from freenergy.errors import UserError
+from freenergy.stopping import Stopped, stoppable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,18 +48,37 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point: one sentence for bad input, never a traceback for it."""
+    """Entry point: one sentence for bad input, never a traceback for it; a word where SIGTERM stops it."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries would cross ours
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # advice on speed, from every rank
     try:
-        app()
+        with stoppable():
+            app()
+    except Stopped:
+        if not _is_heard():
+            return
+        if "--json" in sys.argv:
+            print_json({"stopped": True})
+        print("freenergy: stopped as asked; the same command goes on where it was", file=sys.stderr)
     except UserError as error:
+        if not _is_heard():
+            sys.exit(2)
         if "--json" in sys.argv:
             print_json({"error": str(error)})
         print(f"freenergy: {error}", file=sys.stderr)
         sys.exit(2)
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED:  # typer has taken the KeyboardInterrupt
+        if ended.code == _INTERRUPTED and _is_heard():  # typer has taken the KeyboardInterrupt
             print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
         raise
+
+
+def _is_heard() -> bool:
+    """Where the ranks of a distributed training end together, one of them says why."""
+    if "WORLD_SIZE" not in os.environ:
+        return True
+    from freenergy.training.ranks import speaks
+
+    return speaks()

@@ -10,6 +10,15 @@ from freenergy.cli.root import AsJson, RunFolder, print_json
 if TYPE_CHECKING:
     from freenergy.console import Bars
 
+EngineName = Annotated[
+    str,
+    typer.Option(
+        envvar="FREENERGY_ENGINE",
+        help="Who does parallel work: local (a process for each core that threads of torch leave), local:N, ray, or "
+        "ray:ADDRESS of a cluster. The result is the same bit for bit.",
+    ),
+]
+
 
 def run(
     recipe: Annotated[str, typer.Argument(help="A TOML file, FILE.py:FUNCTION, or a name from `freenergy recipes`.")],
@@ -18,18 +27,25 @@ def run(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
     ] = None,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
     from freenergy.config import load_recipe
     from freenergy.console import Bars, show_stage
+    from freenergy.engine.opening import open_engine
     from freenergy.pipeline import run as run_recipe
+    from freenergy.training.ranks import Ranks
 
     loaded = load_recipe(recipe, changes or [])
     folder = out or Path("runs") / loaded.name
+    if not Ranks.found().is_first:  # it takes part, and the first one speaks
+        for _ in run_recipe(loaded, folder, stage=stage):
+            pass
+        return
     results: dict[str, Any] = {}
-    with Bars() as bars:
-        for result in run_recipe(loaded, folder, stage=stage, progress=bars):
+    with Bars() as bars, open_engine(engine) as workers:
+        for result in run_recipe(loaded, folder, stage=stage, progress=bars, engine=workers):
             results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
             if not as_json:
                 show_stage(result)
@@ -64,18 +80,20 @@ def evaluate(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Measure on the run's test or validation text.")] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines on this text too.")] = False,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Measure base, joint model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.console import Bars, show_evaluation
+    from freenergy.engine.opening import open_engine
     from freenergy.pipeline.evaluating import Question
     from freenergy.pipeline.evaluating import evaluate as measure
 
     question = Question(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
     )
-    with Bars() as bars:
-        summary = measure(run_folder, question, bars)
+    with Bars() as bars, open_engine(engine) as workers:
+        summary = measure(run_folder, question, bars, engine=workers)
     if as_json:
         print_json(summary)
     else:

@@ -1,4 +1,4 @@
-"""Progress bars with time left, on stderr."""
+"""Progress bars with time left, on stderr; and where a command that was asked to stop does so, between two units."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from freenergy.console.tables import OUT
 from freenergy.progress import Advance
+from freenergy.stopping import check
 
 
 @final
@@ -45,12 +46,14 @@ class Bars:
     @contextmanager
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
         """A bar for one piece of work."""
+        check()
         task = self._bars.add_task(label, total=total, unit=unit, note="")
 
         def advance(amount: float | int, note: str = "") -> None:
             self._bars.update(task, advance=amount)
             if note:
                 self._bars.update(task, note=note)
+            check()
 
         try:
             yield advance

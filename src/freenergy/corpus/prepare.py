@@ -22,12 +22,15 @@ from freenergy.corpus.splits import Sources, Survey, survey, tagged, total_size,
 from freenergy.corpus.store import REPORT, Windows
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, make_windows, write_windows
+from freenergy.engine.local import Here
+from freenergy.engine.protocol import Engine
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.storage import file_hash, fingerprint, read_json, sweep, write_json
 
 _SURVEY, _SHARDS = "survey.json", "shards"
 _EXAMPLES = 3
+_HERE = Here()
 
 
 def prepare(
@@ -39,6 +42,7 @@ def prepare(
     progress: Progress,
     *,
     shard_bytes: int = SHARD_BYTES,
+    engine: Engine = _HERE,
 ) -> CorpusReport:
     """Prepare a corpus in ``folder``, or go on where an earlier call with the same settings stopped.
 
@@ -54,7 +58,7 @@ def prepare(
         splits = wanted(settings, sources)
         with progress.track("encoding", total_size(sources), "bytes") as advance:
             pieces = tagged(settings, sources, found, seed, advance)
-            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes)
+            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes, engine)
         counts = join_shards(folder / _SHARDS, num_shards, splits, folder)
         report = _finish(settings, tokenizer, counts, folder, progress)
         write_json(folder / REPORT, report.to_json())

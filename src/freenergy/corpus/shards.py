@@ -8,8 +8,9 @@ encoded. The grouping depends on the text alone, so the streams have the same bi
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, final
@@ -20,12 +21,18 @@ from safetensors.numpy import load_file, save_file
 from freenergy.corpus.documents import Piece
 from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.engine.local import Here
+from freenergy.engine.protocol import Engine
+from freenergy.engine.shards import each_of
 from freenergy.storage import whole
 
 SHARD_BYTES = 16 << 20
 _BATCH_BYTES = 2 << 20  # the library keeps some hundred bytes a token until a batch is done
 
+_HERE = Here()
+
 Tagged = Iterable[tuple[str, Piece]]
+Group = list[tuple[str, Piece, int]]  # split, piece, bytes
 Array = np.ndarray
 
 
@@ -44,17 +51,28 @@ def token_type(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
 
 
-def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int) -> int:
-    """Encode what is not encoded yet; the number of shards."""
+def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, engine: Engine = _HERE) -> int:
+    """Encode what is not encoded yet; the number of shards. This process reads the text, the engine's encode it."""
     count = 0
-    for group in _groups(tagged, shard_bytes):
-        path = _shard(folder, count)
-        if not path.exists():
-            arrays = _encode(group, tokenizer)
-            with whole(path) as aside:
-                save_file(arrays, aside)
-        count += 1
+
+    def missing() -> Iterator[tuple[int, Group]]:
+        nonlocal count
+        for group in _groups(tagged, shard_bytes):
+            if not _shard(folder, count).exists():
+                yield count, group
+            count += 1
+
+    with closing(each_of(engine, partial(_make, folder.resolve(), tokenizer), missing())) as results:
+        for _ in results:
+            pass
     return count
+
+
+def _make(folder: Path, tokenizer: Tokenizer, item: tuple[int, Group]) -> None:
+    """Encode one group of text into its shard."""
+    k, group = item
+    with whole(_shard(folder, k)) as aside:
+        save_file(_encode(group, tokenizer), aside)
 
 
 def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> dict[str, StreamCount]:
@@ -89,8 +107,8 @@ def _shard(folder: Path, k: int) -> Path:
     return folder / f"{k:06d}.safetensors"
 
 
-def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[list[tuple[str, Piece, int]]]:
-    group: list[tuple[str, Piece, int]] = []
+def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[Group]:
+    group: Group = []
     held = 0
     for split, piece in tagged:
         size = len(piece.text.encode())

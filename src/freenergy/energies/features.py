@@ -10,6 +10,7 @@ Legend: F features.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,18 @@ class FeatureEnergy(nn.Module, ABC):
 
     def fit_scale(self, *features: Float[Tensor, "_ _ F"]) -> None:
         """Set μ and σ to those of all given features; a feature that never changes gets σ = 1."""
-        num = sum(part.shape[0] * part.shape[1] for part in features)
-        mean = sum_of(*(part.sum((0, 1), dtype=torch.float64) for part in features)) / num
-        squares = ((part - mean.to(part)).square_().sum((0, 1), dtype=torch.float64) for part in features)
-        scale = (sum_of(*squares) / num).sqrt()
+        self.fit_scale_of(features)
+
+    def fit_scale_of(self, pieces: Iterable[Tensor]) -> None:
+        """The same of features that may be more than memory holds: ``pieces`` are gone through twice."""
+        num, total = 0, torch.zeros_like(self.mean)
+        for part in pieces:
+            num += part.shape[0] * part.shape[1]
+            total += part.sum((0, 1), dtype=torch.float64).to(total)
+        mean, squares = total / num, torch.zeros_like(self.mean)
+        for part in pieces:
+            squares += (part - mean.to(part)).square_().sum((0, 1), dtype=torch.float64).to(total)
+        scale = (squares / num).sqrt()
         is_constant = scale <= 1e-9 * (1 + mean.abs())
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(is_constant, 1.0, scale))
@@ -113,10 +122,3 @@ def read_settings(folder: Path, kind: str) -> dict[str, Any]:
             f"{folder / CONFIG} describes an energy of kind {config.get('kind')!r}, not {kind!r}: give its folder"
         )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in config["settings"].items()}
-
-
-def sum_of(first: Tensor, *rest: Tensor) -> Tensor:
-    """Add tensors up."""
-    for tensor in rest:
-        first = first + tensor
-    return first

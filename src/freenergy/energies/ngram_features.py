@@ -52,7 +52,7 @@ class NgramFeatures(FeatureEnergy):
                 f"{settings.order} with {settings.skips}: count again with the energy's settings"
             )
         self.lexicon = tables.frequent(settings.lexicon)
-        super().__init__(settings, _names(settings) + [f"token {token}: places" for token in self.lexicon])
+        super().__init__(settings, count_names(settings) + [f"token {token}: places" for token in self.lexicon])
         self.tables = tables
 
     @property
@@ -135,7 +135,8 @@ class NgramFeatures(FeatureEnergy):
         return strings
 
 
-def _names(settings: NgramEnergy) -> list[str]:
+def count_names(settings: NgramEnergy) -> list[str]:
+    """What the features are called, but for those of the lexicon."""
     names: list[str] = []
     for kind in [f"{k}-gram" for k in range(1, settings.order + 1)] + [f"skip-{s}" for s in sorted(settings.skips)]:
         names += [f"{kind}: places seen {bucket} times" for bucket in _BUCKETS] + [f"{kind}: Σ log(1 + count)"]

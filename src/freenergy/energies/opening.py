@@ -9,7 +9,7 @@ from freenergy.corpus import Tokenizer
 from freenergy.energies.features import CONFIG
 from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
-from freenergy.storage import read_json
+from freenergy.storage import read_json, undamaged
 
 RECORD = CONFIG
 _HOMES = {  # imported when they are needed, since some bring transformers with them
@@ -29,9 +29,10 @@ def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer
     if not (folder / RECORD).is_file():
         raise UserError(f"there is no energy in {folder}: give a folder that an energy's save_pretrained has made")
     kind = read_json(folder / RECORD).get("kind")
-    if kind not in _HOMES:
+    if not isinstance(kind, str) or kind not in _HOMES:
         raise UserError(f"{folder / RECORD} names an energy of kind {kind!r}: train it again with this version")
     module, name = _HOMES[kind]
     home = getattr(import_module(f"freenergy.energies.{module}"), name)
-    energy: nn.Module = home.from_pretrained(folder, base=base, tokenizer=tokenizer)
+    with undamaged(folder, "train it again, or copy the whole folder from where it was made"):
+        energy: nn.Module = home.from_pretrained(folder, base=base, tokenizer=tokenizer)
     return energy.eval()

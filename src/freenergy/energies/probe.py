@@ -24,7 +24,7 @@ from freenergy.errors import UserError
 from freenergy.protocols import LanguageModel
 from freenergy.sequences import Continuations
 
-_STATISTICS = (
+STATISTICS = (
     "Σ log p",
     "mean log p",
     "deviation of log p",
@@ -52,9 +52,9 @@ class Probe(FeatureEnergy):
                 f"a probe reads hidden states, which a {type(base).__name__} does not show: take a HuggingFaceLM as "
                 "the base, or an energy of another kind"
             )
-        layers = _layers(settings, base.num_layers)
+        layers = layers_read(settings, base.num_layers)
         states = [f"layer {layer}, state {i}" for layer in layers for i in range(base.width)]
-        super().__init__(settings, states + list(_STATISTICS if settings.statistics else ()))
+        super().__init__(settings, states + list(STATISTICS if settings.statistics else ()))
         if not self.names:
             raise UserError("a probe of neither states nor statistics has nothing to read: set one of them to true")
         self.base = base
@@ -85,7 +85,7 @@ def statistics(trace: Trace) -> Float[Tensor, "B N S"]:
     """The statistics of a trace, float64; zeros for a continuation of no tokens."""
     mask, log_p, entropy, log_rank = trace.mask, trace.log_p.double(), trace.entropy.double(), trace.log_rank.double()
     if not mask.shape[-1]:
-        return torch.zeros(*mask.shape[:2], len(_STATISTICS), dtype=torch.float64, device=mask.device)
+        return torch.zeros(*mask.shape[:2], len(STATISTICS), dtype=torch.float64, device=mask.device)
     length = mask.sum(-1)
     place, quarter = torch.arange(mask.shape[-1], device=mask.device), -(-length // 4).unsqueeze(-1)
     columns = [
@@ -115,7 +115,7 @@ def _deviation(values: Float[Tensor, "B N L"], mask: Bool[Tensor, "B N L"]) -> F
     return _mean((values - _mean(values, mask).unsqueeze(-1)) ** 2, mask).sqrt()
 
 
-def _layers(settings: ProbeEnergy, num_layers: int) -> tuple[int, ...]:
+def layers_read(settings: ProbeEnergy, num_layers: int) -> tuple[int, ...]:
     """The layers that are read: those given, or a third and two thirds of the way and the last."""
     if not settings.states:
         return ()

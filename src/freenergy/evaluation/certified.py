@@ -11,9 +11,13 @@ In expectation the certified perplexity is an upper bound on that of the text wh
 candidates emits, at every n (``partition.certificate``). g is a difference between joint and base on the same window,
 so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few candidates
 certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
+
+Of a window's n candidates nothing is needed but ``WindowNumbers``: chunks of windows are reduced to these one by one,
+so that memory holds the candidates of a chunk, and some twenty numbers of every window.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.errors import UserError
-from freenergy.evaluation.perplexity import UNITS, Measurement, measured_percent, measured_rate, percent_less
+from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, measured_rate, percent_less
 from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import LogPartition, log_partition
 
@@ -78,18 +82,63 @@ _PLAIN = (
 )  # fmt: skip
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowNumbers:
+    """What is kept of W windows once their candidates were seen; float64."""
+
+    log_base: Float[Tensor, " W"]  # of the true continuations
+    energy: Float[Tensor, " W"]
+    log_p: dict[str, Float[Tensor, " W"]]  # by bound
+    Z: LogPartition
+    draws_above: Float[Tensor, " W"]  # draws with E > 0; E = 0 is a half
+    pairs_won: Float[Tensor, " W"]  # draws with more energy than the true continuation; as much is a half
+    draws: int  # n − 1
+    are_own: bool  # the draws are the base's
+
+    @classmethod
+    def of(cls, scores: WindowScores) -> "WindowNumbers":
+        """Reduce W windows with n candidates each."""
+        check_draws(scores.draws)
+        Z, real, drawn = log_partition(scores.log_weight[:, 1:]), scores.energy[:, :1], scores.energy[:, 1:]
+        return cls(
+            log_base=scores.log_base[:, 0].clone(),  # a view would keep the candidates
+            energy=real[:, 0].clone(),
+            log_p=log_probs_of_data(scores, Z),
+            Z=Z,
+            draws_above=_below(-drawn, torch.zeros_like(real)).sum(1),
+            pairs_won=_below(real, drawn).sum(1),
+            draws=scores.draws,
+            are_own=scores.log_proposal is None,
+        )
+
+    @staticmethod
+    def cat(parts: "Sequence[WindowNumbers]") -> "WindowNumbers":
+        """Other windows with as many candidates, one after the other."""
+        plain = ("log_base", "energy", "draws_above", "pairs_won")
+        return WindowNumbers(
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in plain},
+            log_p={bound: torch.cat([part.log_p[bound] for part in parts]) for bound in BOUNDS},
+            Z=LogPartition.cat([part.Z for part in parts]),
+            draws=parts[0].draws,
+            are_own=parts[0].are_own,
+        )
+
+
 def measure_joint(scores: WindowScores) -> JointReport:
     """The report on W windows, n candidates each."""
-    check_draws(scores.draws)
-    counts, n = scores.counts, scores.draws + 1
-    most = math.log(n) if scores.log_proposal is None else math.inf
-    Z = log_partition(scores.log_weight[:, 1:])
-    log_p = {name: values.numpy() for name, values in log_probs_of_data(scores, Z).items()}
-    base = scores.log_base[:, 0].numpy()
+    return joint_report(WindowNumbers.of(scores), scores.counts)
+
+
+def joint_report(found: WindowNumbers, counts: Counts) -> JointReport:
+    """The same from what was kept of them."""
+    most, Z = math.log(found.draws + 1) if found.are_own else math.inf, found.Z
+    log_p = {name: values.numpy() for name, values in found.log_p.items()}
+    base = found.log_base.numpy()
     gain, t = counts.by_document(log_p["certified"] - base), counts.by_document(counts.token)
     nats = measured_rate(gain, counts.by_document(torch.ones(len(counts), dtype=torch.float64).numpy()))
-    real, drawn = scores.energy[:, :1], scores.energy[:, 1:]
-    zero = torch.zeros((), dtype=torch.float64)
+    pairs = len(counts) * found.draws
+    real_below = _below(found.energy, torch.zeros_like(found.energy)).mean().item()
     return JointReport(
         perplexity={unit: {name: counts.perplexity(log_p[name], unit) for name in BOUNDS} for unit in UNITS},
         base=counts.perplexity(base),
@@ -100,9 +149,9 @@ def measure_joint(scores: WindowScores) -> JointReport:
         ess=Z.ess.mean().item(),
         largest_share=Z.largest_share.mean().item(),
         k_hat=_mean(Z.k_hat[Z.k_hat > -math.inf]),  # an infinite one must not be left out: it is the worst
-        nce_accuracy=(_share_below(real, zero) + _share_below(-drawn, zero)) / 2,
-        pair_accuracy=_share_below(real, drawn),
-        draws=scores.draws,
+        nce_accuracy=(real_below + found.draws_above.sum().item() / pairs) / 2,
+        pair_accuracy=found.pairs_won.sum().item() / pairs,
+        draws=found.draws,
         windows=len(counts),
         documents=counts.num_documents,
         verdict=together(_note(nats, most), Z.verdict()),
@@ -130,8 +179,9 @@ def together(*words: str) -> str:
     return "; ".join(filter(None, words))
 
 
-def _share_below(values: Tensor, others: Tensor) -> float:
-    return ((values < others).double() + (values == others).double() / 2).mean().item()
+def _below(values: Float[Tensor, "*rows"], others: Float[Tensor, "*others"]) -> Float[Tensor, "*found"]:
+    """1 where a value is below the other, a half where they are equal: sums of these are exact in any order."""
+    return (values < others).double() + (values == others).double() / 2
 
 
 def _mean(values: Float[Tensor, " some"]) -> float | None:

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.evaluation.certified import BOUNDS
+from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import log_partition
 
@@ -21,11 +23,23 @@ _MOST_PARTS = 16  # of a window's draws; more would be slow and change nothing t
 
 def draws_curve(scores: WindowScores) -> list[dict[str, Any]]:
     """Rows with ``draws``, ``lower``, ``upper``, ``certified`` and ``base``, perplexities per token."""
-    perplexity, log_score = scores.counts.perplexity, scores.log_score[:, 0]
-    base = perplexity(scores.log_base[:, 0].numpy()).value
+    return curve_of(curve_numbers(scores), scores.log_base[:, 0], scores.counts, scores.draws)
+
+
+def curve_numbers(scores: WindowScores) -> Float[Tensor, "W steps bounds"]:
+    """log P of each true continuation from each number of draws by each bound: all of a window that the curve needs."""
+    log_score = scores.log_score[:, :1]
+    return torch.stack([log_score - _averaged(scores, m) for m in steps(scores.draws)], dim=1)
+
+
+def curve_of(
+    log_p: Float[Tensor, "W steps bounds"], log_base: Float[Tensor, " W"], counts: Counts, draws: int
+) -> list[dict[str, Any]]:
+    """The curve from what was kept of the windows."""
+    base = counts.perplexity(log_base.numpy()).value
     rows = []
-    for m in steps(scores.draws):
-        found = {name: perplexity((log_score - log_z).numpy()).value for name, log_z in _averaged(scores, m).items()}
+    for i, m in enumerate(steps(draws)):
+        found = {name: counts.perplexity(log_p[:, i, j].numpy()).value for j, name in enumerate(BOUNDS)}
         rows.append({"draws": m, **found, "base": base})
     return rows
 
@@ -40,7 +54,7 @@ def steps(draws: int) -> list[int]:
     return [*powers, draws]
 
 
-def _averaged(scores: WindowScores, m: int) -> dict[str, Float[Tensor, " W"]]:
+def _averaged(scores: WindowScores, m: int) -> Float[Tensor, "W bounds"]:
     """log Z of each window by each bound, from m draws, averaged over disjoint parts."""
     log_w, W, parts = scores.log_weight, len(scores.counts), min(scores.draws // m, _MOST_PARTS)
     drawn = log_w[:, 1 : 1 + parts * m].reshape(W * parts, m)
@@ -48,4 +62,4 @@ def _averaged(scores: WindowScores, m: int) -> dict[str, Float[Tensor, " W"]]:
     own = log_w[:, :1].expand(W, parts).reshape(W * parts)
     certified = torch.logaddexp(own, drawn.logsumexp(1)) - math.log(m + 1)
     by_part = {"lower": found.lower, "upper": found.upper, "certified": certified}
-    return {name: values.view(W, parts).mean(1) for name, values in by_part.items()}
+    return torch.stack([by_part[name].view(W, parts).mean(1) for name in BOUNDS], dim=1)

@@ -14,31 +14,43 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.evaluation.perplexity import measured_rate
+from freenergy.evaluation.perplexity import Counts, measured_rate
 from freenergy.evaluation.scores import WindowScores
-from freenergy.partition import log_partition
+from freenergy.partition import LogPartition, log_partition
+
+TEXTS = ("human", "base", "joint")
+MODELS = ("base", "joint")
 
 
 def densities(scores: WindowScores, chosen: dict[str, Int[Tensor, " W"]]) -> dict[str, Any]:
-    """Values of each text under each model; ``chosen`` names texts and says which candidate of each window is one.
+    """Values of each text under each model; ``chosen`` says which candidate of each window is base and joint text.
 
     Candidate 0 is the human one. ``difference_of_means[model][text]`` = [human − text, low, high].
     """
-    Z = log_partition(scores.log_weight[:, 1:])
+    return densities_of(density_numbers(scores, log_partition(scores.log_weight[:, 1:]), chosen), scores.counts)
+
+
+def density_numbers(
+    scores: WindowScores, Z: LogPartition, chosen: dict[str, Int[Tensor, " W"]]
+) -> Float[Tensor, "W models texts"]:
+    """Nats a token of the human, the base and the joint text of each window under base and joint model."""
     log_z = torch.where(Z.jackknife.isfinite(), Z.jackknife, Z.lower).unsqueeze(1)
-    per_token = {"base": scores.log_base / scores.lengths, "joint": (scores.log_score - log_z) / scores.lengths}
-    columns = {"human": torch.zeros(len(scores.counts), dtype=torch.long), **chosen}
-    values = {
-        model: {name: table.gather(1, column.unsqueeze(1)).squeeze(1).numpy() for name, column in columns.items()}
-        for model, table in per_token.items()
-    }
+    columns = torch.stack([torch.zeros_like(chosen["base"]), chosen["base"], chosen["joint"]], dim=1)
+    log_base, log_score, lengths = (
+        table.gather(1, columns) for table in (scores.log_base, scores.log_score, scores.lengths)
+    )
+    return torch.stack([log_base / lengths, (log_score - log_z) / lengths], dim=1)
+
+
+def densities_of(values: Float[Tensor, "W models texts"], counts: Counts) -> dict[str, Any]:
+    """The densities from what was kept of the windows."""
+    table = {model: {text: values[:, i, j].numpy() for j, text in enumerate(TEXTS)} for i, model in enumerate(MODELS)}
     differences = {
-        model: {name: _difference(scores, by["human"] - by[name]) for name in chosen} for model, by in values.items()
+        model: {text: _difference(counts, by["human"] - by[text]) for text in TEXTS[1:]} for model, by in table.items()
     }
-    lists = {model: {name: found.tolist() for name, found in by.items()} for model, by in values.items()}
+    lists = {model: {text: found.tolist() for text, found in by.items()} for model, by in table.items()}
     return {**lists, "difference_of_means": differences}
 
 
-def _difference(scores: WindowScores, apart: Float[np.ndarray, " W"]) -> list[float | None]:
-    by_document = scores.counts.by_document
-    return measured_rate(by_document(apart), by_document(np.ones(len(apart)))).to_json()
+def _difference(counts: Counts, apart: Float[np.ndarray, " W"]) -> list[float | None]:
+    return measured_rate(counts.by_document(apart), counts.by_document(np.ones(len(apart)))).to_json()

@@ -1,6 +1,6 @@
 """Continuations to look at: human, the base's, the joint's, and the draws that the energy likes most and least."""
 
-from typing import Any
+from typing import Any, final
 
 import torch
 from jaxtyping import Int
@@ -14,46 +14,54 @@ from freenergy.randomness import Rng
 from freenergy.sequences import Continuations
 from freenergy.training.contrast import StoredContrast
 
-_AT_ONCE = 32  # windows
+_AT_ONCE = 1 << 15  # candidates in memory
 
 
-def choose_texts(scores: WindowScores, versions: int, rng: Rng) -> dict[str, Int[Tensor, "W versions"]]:
+@final
+class Chooser:
     """Which candidates of each window are base text (any draw) and joint text (by weight: Algorithm 1 of the paper).
 
-    Base draws of a window differ from one another; the joint's are chosen anew each time among all draws.
+    Base draws of a window differ from one another; the joint's are chosen anew each time among all draws. The streams
+    go on from chunk to chunk, so that the chunks do not matter.
     """
-    W, N = len(scores.counts), scores.draws
-    base = rng.child("base").uniform(W, N).argsort(1)[:, :versions] + 1
-    log_w = scores.log_weight[:, 1:]
-    joint = torch.stack([rng.child("joint", r).categorical(log_w) + 1 for r in range(versions)], dim=1)
-    return {"base": base, "joint": joint}
+
+    def __init__(self, versions: int, rng: Rng) -> None:
+        self._base = rng.child("base")
+        self._joint = [rng.child("joint", r) for r in range(versions)]
+
+    def __call__(self, scores: WindowScores) -> dict[str, Int[Tensor, "W versions"]]:
+        """Columns of ``base`` and ``joint`` text for the next W windows."""
+        log_w, versions = scores.log_weight[:, 1:], len(self._joint)
+        base = self._base.uniform(*log_w.shape).argsort(1)[:, :versions] + 1
+        joint = torch.stack([stream.categorical(log_w) + 1 for stream in self._joint], dim=1)
+        return {"base": base.clone(), "joint": joint}
 
 
 def picked(contrast: StoredContrast, columns: Int[Tensor, "W R"]) -> Continuations:
     """Some candidates of every window, the true continuation being number 0."""
-    parts = []
-    for chunk in torch.arange(len(contrast)).split(_AT_ONCE):
+    parts, at_once = [], max(1, _AT_ONCE // (1 + contrast.store.per_prefix))
+    for chunk in torch.arange(len(contrast)).split(at_once):
         x, rows = contrast.all(chunk), torch.arange(len(chunk)).unsqueeze(1)
         parts.append(Continuations(x.contexts, x.tokens[rows, columns[chunk]], x.lengths[rows, columns[chunk]]))
     return Continuations.cat(parts, dim=0)
 
 
-def shown_windows(
-    contrast: StoredContrast, scores: WindowScores, columns: dict[str, Int[Tensor, "W R"]], corpus: Corpus, num: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """``samples`` (base and joint text beside human text) and ``examples`` (best, typical and worst draw by energy)."""
-    decode, samples, examples = corpus.tokenizer.decode, [], []
-    for w in range(min(num, len(contrast))):
-        x = contrast.all(torch.tensor([w]))
-        texts, prefix = x.lists()[0], decode(x.contexts.lists()[0])
-        base, joint = (int(columns[name][w, 0]) for name in ("base", "joint"))
-        shown = {"prefix": prefix, "human": decode(texts[0]), "base": decode(texts[base])}
-        samples.append({**shown, "joint": decode(texts[joint]), "log_base": scores.log_base[w, base].item()})
-        order = scores.energy[w, 1:].argsort(stable=True) + 1
-        places = {"human": 0, "best": int(order[0]), "typical": int(order[len(order) // 2]), "worst": int(order[-1])}
-        told = {name: _told(scores, w, i, decode(texts[i])) for name, i in places.items()}
-        examples.append({"prefix": prefix, **told})
-    return samples, examples
+def shown_window(
+    x: Continuations, scores: WindowScores, w: int, columns: dict[str, Int[Tensor, "W R"]], corpus: Corpus
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A ``sample`` (base and joint text beside human text) and an ``example`` (best, typical and worst draw by energy).
+
+    Of the w-th of W windows; x are its candidates.
+    """
+    decode, texts = corpus.tokenizer.decode, x.lists()[0]
+    prefix = decode(x.contexts.lists()[0])
+    base, joint = (int(columns[name][w, 0]) for name in ("base", "joint"))
+    shown = {"prefix": prefix, "human": decode(texts[0]), "base": decode(texts[base])}
+    sample = {**shown, "joint": decode(texts[joint]), "log_base": scores.log_base[w, base].item()}
+    order = scores.energy[w, 1:].argsort(stable=True) + 1
+    places = {"human": 0, "best": int(order[0]), "typical": int(order[len(order) // 2]), "worst": int(order[-1])}
+    told = {name: _told(scores, w, i, decode(texts[i])) for name, i in places.items()}
+    return sample, {"prefix": prefix, **told}
 
 
 def _told(scores: WindowScores, w: int, i: int, text: str) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from torch import Tensor
 from freenergy.corpus import Tokenizer
 from freenergy.energies.traced import draw_with_energy
 from freenergy.errors import UserError
-from freenergy.evaluation.certified import JointReport, check_draws, measure_joint
+from freenergy.evaluation.certified import JointReport, WindowNumbers, check_draws, joint_report
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.scores import WindowScores
 from freenergy.joint import JointModel
 from freenergy.partition.exact import check_in_space
 from freenergy.progress import Progress, Silent
-from freenergy.protocols import ANCESTRAL, Draws, LanguageModel, Truncation
+from freenergy.protocols import ANCESTRAL, LanguageModel, Truncation
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
@@ -51,21 +51,14 @@ def joint_perplexity(
         raise UserError(f"the windows have shape {windows.shape}: give one or more, with one true continuation each")
     check_in_space(windows, space)
     counts = _counts(windows, arange(W) if documents is None else documents, model.tokenizer)
-    parts = []
+    found = []
     with progress.track("perplexity of the joint model", W, "windows") as advance:
         for b in range(W):
-            parts.append(_score(model, windows[b : b + 1], draws, space, rng.shift(contexts=b), truncation))
+            one = slice(b, b + 1)
+            scores = _score(model, windows[one], counts[one], draws, space, rng.shift(contexts=b), truncation)
+            found.append(WindowNumbers.of(scores))
             advance(1)
-    log_base, energy, lengths, log_proposal = (torch.cat(column) for column in zip(*parts, strict=True))
-    return measure_joint(
-        WindowScores(
-            log_base=log_base,
-            energy=energy,
-            lengths=lengths,
-            counts=counts,
-            log_proposal=None if truncation.is_identity else log_proposal,
-        )
-    )
+    return joint_report(WindowNumbers.cat(found), counts)
 
 
 def check_proposal(truncation: Truncation) -> None:
@@ -93,25 +86,26 @@ def log_proposal_of(lm: LanguageModel, x: Continuations, truncation: Truncation)
 
 
 def _score(
-    model: JointModel, x: Continuations, count: int, space: SequenceSpace, rng: Rng, truncation: Truncation
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """log_base, energy, lengths and log_proposal [1, n] of one window, its own text first."""
+    model: JointModel,
+    x: Continuations,
+    counts: Counts,
+    count: int,
+    space: SequenceSpace,
+    rng: Rng,
+    truncation: Truncation,
+) -> WindowScores:
+    """The scores of one window, its own text first; of the draws their numbers are kept, and not their texts."""
     of_data = model.scores(x)
-    drawn, energies = [], [of_data.energy]
+    parts = [[of_data.log_base, of_data.energy, x.lengths, log_proposal_of(model.base, x, truncation)]]
     for first in range(0, count, _AT_ONCE):
-        num = min(_AT_ONCE, count - first)
-        stream = rng.shift(candidates=first)
+        num, stream = min(_AT_ONCE, count - first), rng.shift(candidates=first)
         draws, energy = draw_with_energy(model.base, model.energy, x.contexts, num, space, stream, truncation)
-        drawn.append(draws)
-        energies.append(energy)
-    found = Draws.cat(drawn, dim=1)
-    of_proposal = log_proposal_of(model.base, x, truncation)
-    return (
-        torch.cat([of_data.log_base, found.log_base.double().cpu()], 1),
-        torch.cat(energies, 1),
-        torch.cat([x.lengths, found.x.lengths.cpu()], 1).double(),
-        torch.cat([of_proposal, found.log_proposal.double().cpu()], 1),
+        parts.append([draws.log_base, energy, draws.x.lengths, draws.log_proposal])
+    log_base, energy, lengths, log_proposal = (
+        torch.cat([values.double().cpu() for values in column], dim=1) for column in zip(*parts, strict=True)
     )
+    proposal = None if truncation.is_identity else log_proposal
+    return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts, log_proposal=proposal)
 
 
 def _counts(x: Continuations, documents: Integer[ndarray, " some"], tokenizer: Tokenizer | None) -> Counts:

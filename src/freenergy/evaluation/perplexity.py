@@ -78,6 +78,10 @@ class Counts:
     def __len__(self) -> int:
         return len(self.token)
 
+    def __getitem__(self, some: slice) -> "Counts":
+        """Of some windows; their documents keep their numbers."""
+        return Counts(self.token[some], self.word[some], self.byte[some], self.documents[some])
+
     @property
     def num_documents(self) -> int:
         """D."""

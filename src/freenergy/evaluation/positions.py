@@ -40,15 +40,26 @@ def by_position(
     steps = []
     with progress.track("gain by position", x.shape[0], "windows") as advance:
         for b in range(x.shape[0]):
-            path = folder / f"{b:05d}.safetensors"
-            if not path.is_file():
-                found = _steps(lm, energy, x[b : b + 1], space, draws, rng.child(b))
-                with whole(path) as aside:
-                    save_file(found, aside)
-            steps.append(load_file(path))
+            write_position(lm, energy, x[b : b + 1], space, draws, position_path(folder, b), rng.child(b))
+            steps.append(load_file(position_path(folder, b)))
             advance(1)
     longest = max((len(found["base"]) for found in steps), default=0)
     return [_row(t, steps, documents) for t in range(longest)]
+
+
+def position_path(folder: Path, b: int) -> Path:
+    """Where the steps of a window are kept."""
+    return folder / f"{b:05d}.safetensors"
+
+
+def write_position(
+    lm: LanguageModel, energy: Energy, x: Continuations, space: SequenceSpace, draws: int, path: Path, rng: Rng
+) -> None:
+    """The steps of one window, unless they are there."""
+    if not path.is_file():
+        found = _steps(lm, energy, x, space, draws, rng)
+        with whole(path) as aside:
+            save_file(found, aside)
 
 
 def _steps(

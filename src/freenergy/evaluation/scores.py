@@ -7,13 +7,14 @@ All of an evaluation is computed from one pass: W windows, n candidates each, th
 kept on disk chunk by chunk, and what was scored before a crash is not scored again.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float, Int, Integer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -60,24 +61,48 @@ def score_windows(
     base: LanguageModel, energy: nn.Module, cache: FeatureCache, folder: Path, progress: Progress, *, rows: int = 256
 ) -> dict[str, Tensor]:
     """``log_base``, ``energy`` and ``lengths`` [W, n] of each window's own continuation (first) and of its draws."""
-    found = []
+    found = list(scored_chunks(base, energy, cache, folder, progress, rows=rows))
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def scored_chunks(
+    base: LanguageModel, energy: nn.Module, cache: FeatureCache, folder: Path, progress: Progress, *, rows: int = 256
+) -> Iterator[dict[str, Tensor]]:
+    """The same, one chunk of windows after the other: all of them may be more than memory holds."""
     with progress.track("energies of candidates", len(cache.contrast), "windows") as advance:
         for chunk in cache.chunks():
-            path = folder / f"{int(chunk[0]):05d}.safetensors"
-            if not path.is_file():
-                x = cache.contrast.all(chunk)
-                of_draws = cache.contrast.store.draws(chunk, x.contexts).log_base
-                of_data = base.log_prob(x.candidates(slice(0, 1))).double().cpu()
-                numbers = {
-                    "log_base": torch.cat([of_data, of_draws], dim=1),
-                    "energy": cache.energies(energy, chunk, rows),
-                    "lengths": x.lengths.double(),
-                }
-                with whole(path) as aside:
-                    save_file(numbers, aside)
-            found.append(load_file(path))
+            write_scores(base, energy, cache, folder, chunk, rows)
+            yield load_file(scores_path(folder, chunk))
             advance(len(chunk))
-    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def scores_path(folder: Path, chunk: Int[Tensor, " chunk"]) -> Path:
+    """Where the scores of a chunk are kept."""
+    return folder / f"{int(chunk[0]):05d}.safetensors"
+
+
+def write_scores(
+    base: LanguageModel,
+    energy: nn.Module,
+    cache: FeatureCache,
+    folder: Path,
+    chunk: Int[Tensor, " chunk"],
+    rows: int,
+) -> None:
+    """Score one chunk of windows, unless that was done."""
+    path = scores_path(folder, chunk)
+    if path.is_file():
+        return
+    x = cache.contrast.all(chunk)
+    of_draws = cache.contrast.store.draws(chunk, x.contexts).log_base
+    of_data = base.log_prob(x.candidates(slice(0, 1))).double().cpu()
+    numbers = {
+        "log_base": torch.cat([of_data, of_draws], dim=1),
+        "energy": cache.energies(energy, chunk, rows),
+        "lengths": x.lengths.double(),
+    }
+    with whole(path) as aside:
+        save_file(numbers, aside)
 
 
 def window_log_probs(
@@ -91,12 +116,24 @@ def window_log_probs(
     """log P of the true continuations of these windows under a language model, kept on disk."""
     found = []
     with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
-        for first in range(0, len(rows), _BATCH):
-            some, path = rows[first : first + _BATCH], folder / f"{first:05d}.safetensors"
-            if not path.is_file():
-                log_p = lm.log_prob(windows.continuations(some))[:, 0].double().cpu()
-                with whole(path) as aside:
-                    save_file({"log_prob": log_p.contiguous()}, aside)
+        for path, some in log_prob_shards(rows, folder):
+            write_log_probs(lm, windows, some, path)
             found.append(load_file(path)["log_prob"].numpy())
             advance(len(some))
     return np.concatenate(found)
+
+
+def log_prob_shards(
+    rows: Integer[np.ndarray, " W"], folder: Path
+) -> Iterator[tuple[Path, Integer[np.ndarray, " some"]]]:
+    """The shards in which log-probs of these windows are kept, and the windows of each."""
+    for first in range(0, len(rows), _BATCH):
+        yield folder / f"{first:05d}.safetensors", rows[first : first + _BATCH]
+
+
+def write_log_probs(lm: LanguageModel, windows: Windows, some: Integer[np.ndarray, " some"], path: Path) -> None:
+    """log P of the true continuations of some windows, unless that was done."""
+    if not path.is_file():
+        log_p = lm.log_prob(windows.continuations(some))[:, 0].double().cpu()
+        with whole(path) as aside:
+            save_file({"log_prob": log_p.contiguous()}, aside)

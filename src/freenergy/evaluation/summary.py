@@ -3,6 +3,7 @@
     scores [W, n]  →  perplexity and gain, curve over draws, densities, statistics of text, examples
     rows           →  perplexity of base and baselines, paired comparisons
 
+Scores are folded chunk by chunk, so that memory holds numbers of windows and not of all their candidates (``folding``).
 The result is JSON-like: plain numbers with their intervals beside them. Everything slow is kept in files below the
 folder, so that an evaluation that was interrupted goes on where it was and ends with the same bits.
 """
@@ -18,24 +19,23 @@ from torch import nn
 
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.baselines import Compared, compare
-from freenergy.evaluation.certified import log_probs_of_data, measure_joint, together
-from freenergy.evaluation.curves import draws_curve
-from freenergy.evaluation.densities import densities
-from freenergy.evaluation.examples import base_samples, choose_texts, picked, shown_windows
+from freenergy.evaluation.certified import joint_report, together
+from freenergy.evaluation.curves import curve_of
+from freenergy.evaluation.densities import densities_of
+from freenergy.evaluation.examples import base_samples, picked
+from freenergy.evaluation.folding import Folding
+from freenergy.evaluation.layout import WINDOWS, log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
-from freenergy.evaluation.scores import WindowScores, score_windows, window_log_probs
+from freenergy.evaluation.scores import WindowScores, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
 from freenergy.negatives.store import NegativeStore
-from freenergy.partition import log_partition
 from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
-from freenergy.storage import fingerprint
 from freenergy.training.contrast import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
 
-_WINDOWS = 4  # whose candidates are scored at once
 _VERSIONS = 8  # times that a model's text is drawn for statistics
 
 
@@ -71,16 +71,14 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     """The whole summary; see docs/evaluation.md for its fields."""
     windows, rows = subject.windows, subject.rows
     counts = Counts.of(windows.continuations(rows), windows.documents[rows], subject.corpus.tokenizer)
-    log_base = window_log_probs(subject.lm, windows, rows, folder / "windows" / "base", "the base", progress)
+    log_base = window_log_probs(subject.lm, windows, rows, log_probs_folder(folder, None), "the base", progress)
     report = PerplexityReport.of(log_base, counts, subject.split)
     head = {"split": subject.split, "windows": len(counts), "documents": report.documents, "tokens": report.tokens}
     summary: dict[str, Any] = {**head, "base": report.to_json()}
-    on_certified = None
+    on_certified: Compared | None = None
     if subject.joint is not None:
-        scores = _score(subject, subject.joint, folder, progress)
-        summary |= _joint(subject, subject.joint, scores, folder, rng, progress)
-        certified = log_probs_of_data(scores, log_partition(scores.log_weight[:, 1:]))["certified"].numpy()
-        on_certified = Compared(certified, certified, scores.counts)
+        found, on_certified = _joint(subject, subject.joint, folder, rng, progress)
+        summary |= found
     else:
         summary["samples"] = base_samples(subject.lm, subject.corpus, windows, subject.samples, rng, progress)
     on_rows = Compared(log_base, log_base, counts)
@@ -91,41 +89,51 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     return summary
 
 
-def _score(subject: Subject, joint: JointSubject, folder: Path, progress: Progress) -> WindowScores:
-    """The one pass over all candidates."""
+def score_cache(subject: Subject, joint: JointSubject) -> FeatureCache:
+    """The windows of the joint model with their candidates, in the chunks that are scored at once."""
     contrast = StoredContrast(subject.windows, joint.store)
-    cache = FeatureCache(joint.features, contrast, is_own=subject.split == "train", at_once=_WINDOWS)
-    numbers = score_windows(subject.lm, joint.energy, cache, folder / "scores", progress, rows=joint.batch)
-    rows = joint.store.rows.numpy()
-    counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
-    return WindowScores(**numbers, counts=counts)
+    return FeatureCache(joint.features, contrast, is_own=subject.split == "train", at_once=WINDOWS)
+
+
+def _fold(subject: Subject, joint: JointSubject, counts: Counts, folder: Path, rng: Rng, progress: Progress) -> Folding:
+    """The one pass over all candidates."""
+    cache = score_cache(subject, joint)
+    folding, first = Folding(cache.contrast, subject.corpus, subject.samples, _VERSIONS, rng), 0
+    chunks = scored_chunks(subject.lm, joint.energy, cache, scores_folder(folder), progress, rows=joint.batch)
+    for numbers in chunks:
+        last = first + len(numbers["energy"])
+        folding.add(WindowScores(**numbers, counts=counts[first:last]))
+        first = last
+    return folding
 
 
 def _joint(
-    subject: Subject, joint: JointSubject, scores: WindowScores, folder: Path, rng: Rng, progress: Progress
-) -> dict[str, Any]:
-    contrast = StoredContrast(subject.windows, joint.store)
-    report = measure_joint(scores)
+    subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress
+) -> tuple[dict[str, Any], Compared]:
+    """What is told of the joint model, and its certificate for others to be compared with."""
+    rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
+    counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
+    folding = _fold(subject, joint, counts, folder, rng.child("texts"), progress)
+    numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
+    report = joint_report(numbers, counts)
     if subject.split in ("train", "validation"):
         used = "was trained on" if subject.split == "train" else "was chosen by"
         words = f"measured on {subject.split} text, which the energy {used}"
         report = replace(report, verdict=together(words, report.verdict))
-    columns = choose_texts(scores, _VERSIONS, rng.child("texts"))
-    samples, examples = shown_windows(contrast, scores, columns, subject.corpus, subject.samples)
-    human = torch.zeros(len(scores.counts), 1, dtype=torch.long)
     texts = {
-        name: Text(picked(contrast, chosen), scores.counts.documents)
-        for name, chosen in {"human": human, **columns}.items()
+        name: Text(picked(contrast, chosen), counts.documents)
+        for name, chosen in {"human": human, **folding.columns}.items()
     }
+    certified = numbers.log_p["certified"].numpy()
     return {
         "joint": report.to_json(),
-        "draws_curve": draws_curve(scores),
-        "densities": densities(scores, {name: chosen[:, 0] for name, chosen in columns.items()}),
+        "draws_curve": curve_of(folding.curve, numbers.log_base, counts, numbers.draws),
+        "densities": densities_of(folding.densities, counts),
         "text": text_statistics(texts, training_text(subject.corpus), progress),
         "by_position": _positions(subject, joint, folder, rng, progress),
-        "samples": samples,
-        "examples": examples,
-    }
+        "samples": folding.samples,
+        "examples": folding.examples,
+    }, Compared(certified, certified, counts)
 
 
 def _positions(
@@ -141,7 +149,7 @@ def _positions(
         subject.windows.documents[first],
         subject.corpus.space,
         joint.position_draws,
-        folder / "positions",
+        positions_folder(folder),
         rng.child("positions"),
         progress,
     )
@@ -158,11 +166,11 @@ def _baseline(
     progress: Progress,
 ) -> dict[str, Any]:
     """One baseline against the base on its windows, and against the joint's certificate on the joint's windows."""
-    mark = fingerprint(name)  # a baseline may be called base
-    log_p = window_log_probs(lm, subject.windows, subject.rows, folder / "windows" / mark, name, progress)
+    log_p = window_log_probs(lm, subject.windows, subject.rows, log_probs_folder(folder, name), name, progress)
     against_joint = None
     if on_certified is not None and subject.joint is not None:
         rows = subject.joint.store.rows.numpy()
-        beside = window_log_probs(lm, subject.windows, rows, folder / "certified" / mark, name, progress)
+        place = log_probs_folder(folder, name, is_certified=True)
+        beside = window_log_probs(lm, subject.windows, rows, place, name, progress)
         against_joint = on_certified._replace(baseline=beside)
     return compare(on_rows._replace(baseline=log_p), against_joint, rng)

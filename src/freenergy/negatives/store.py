@@ -8,13 +8,15 @@ schema says what made it (``Identity``), and a store that another model, tokeniz
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Int
@@ -22,11 +24,12 @@ from torch import Tensor
 
 from freenergy.corpus import Windows
 from freenergy.errors import UserError
-from freenergy.progress import Progress
+from freenergy.negatives.mapped import Flat, flat_record, list_fingerprint, open_flat
+from freenergy.progress import Advance, Progress
 from freenergy.protocols import Draws, NegativeSource
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.storage import fingerprint, whole
+from freenergy.storage import whole
 
 SCHEMA = pa.schema(
     [
@@ -69,6 +72,60 @@ _WORDS = {
 }
 
 
+def _unseen(amount: float | int, note: str = "") -> None:
+    """Progress that nobody looks at: a worker's."""
+
+
+@final
+class NegativeShards:
+    """The shards of a store that is being drawn: ``shard`` windows a file, ``batch`` of them at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Int[Tensor, " rows"],
+        windows: Windows,
+        source: NegativeSource,
+        identity: Identity,
+        rng: Rng,
+        *,
+        shard: int = 64,
+        batch: int = 16,
+    ) -> None:
+        if len(rows) == 0:
+            raise UserError(f"there are no windows to draw negatives for in the {identity.split} split: give more text")
+        self.folder, self.rows, self.windows, self.source, self.rng = folder, rows, windows, source, rng
+        self.identity, self.shard, self.batch = identity, shard, batch
+        self.count = -(-len(rows) // shard)
+        self._about = {"identity": asdict(identity), "rows": list_fingerprint(rows), "shards": self.count}
+
+    def missing(self) -> list[int]:
+        """The numbers of the shards that are not there."""
+        return [k for k in range(self.count) if not _path(self.folder, k).exists()]
+
+    def make(self, k: int, advance: Advance = _unseen) -> None:
+        """Draw shard k, unless it is there; then see whether it is what is wanted."""
+        path, some = _path(self.folder, k), self.rows[k * self.shard : (k + 1) * self.shard]
+        about = {**self._about, "shard": k}
+        if path.exists():
+            _check(path, _about(path), about)
+            advance(len(some))
+            return
+        parts = []
+        for now in some.split(self.batch):
+            x = self.windows.continuations(now)
+            parts.append(self.source.draw(now, x, self.identity.per_prefix, self.rng))
+            advance(len(now))
+        labels = names(self.source, self.identity.per_prefix)
+        _write(path, some, Draws.cat(parts, dim=0), labels, about)
+
+    def write(self, progress: Progress) -> None:
+        """Draw what is missing, and check what is there."""
+        with progress.track(f"draws for {self.identity.split} prefixes", len(self.rows), "windows") as advance:
+            for k in range(self.count):
+                self.make(k, advance)
+
+
 def write_negatives(
     folder: Path,
     rows: Int[Tensor, " rows"],
@@ -82,23 +139,7 @@ def write_negatives(
     batch: int = 16,
 ) -> None:
     """Draw negatives for the windows with these numbers, ``shard`` windows a file; what is there already is kept."""
-    if len(rows) == 0:
-        raise UserError(f"there are no windows to draw negatives for in the {identity.split} split: give more text")
-    count = -(-len(rows) // shard)
-    about = {"identity": asdict(identity), "rows": fingerprint(rows.tolist()), "shards": count}
-    labels = names(source, identity.per_prefix)
-    with progress.track(f"draws for {identity.split} prefixes", len(rows), "windows") as advance:
-        for k in range(count):
-            path, some = _path(folder, k), rows[k * shard : (k + 1) * shard]
-            if path.exists():
-                _check(path, _about(path), {**about, "shard": k})
-                advance(len(some))
-                continue
-            parts = []
-            for now in some.split(batch):
-                parts.append(source.draw(now, windows.continuations(now), identity.per_prefix, rng))
-                advance(len(now))
-            _write(path, some, Draws.cat(parts, dim=0), labels, {**about, "shard": k})
+    NegativeShards(folder, rows, windows, source, identity, rng, shard=shard, batch=batch).write(progress)
 
 
 def names(source: NegativeSource, num: int) -> list[str]:
@@ -112,32 +153,32 @@ def names(source: NegativeSource, num: int) -> list[str]:
 
 @final
 class NegativeStore:
-    """The negatives of some windows of a split, in memory."""
+    """The negatives of some windows of a split, on disk; in memory are 24 bytes a window."""
 
-    def __init__(self, folder: Path, tables: Sequence[pa.Table], identity: Identity) -> None:
+    def __init__(self, folder: Path, flat: Flat, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
-        self.per_prefix = K = identity.per_prefix
-        table = pa.concat_tables(tables).combine_chunks()
-        self.rows = torch.from_numpy(table.column("window").to_numpy()[::K].copy())
-        shape = (len(self.rows), K)
-        self._log_base, self._log_proposal = (
-            torch.from_numpy(table.column(name).to_numpy().copy()).view(shape) for name in ("log_base", "log_proposal")
-        )
-        self._tokens, self._lengths = _padded(table.column("tokens"), shape, identity.space.length)
-        self._place = {int(row): i for i, row in enumerate(self.rows)}
-        is_plain = set(table.column("source").unique().to_pylist()) == {"base"}
-        self.is_relative = not is_plain or not torch.equal(self._log_base, self._log_proposal)
+        self.per_prefix, self.rows = identity.per_prefix, flat.windows
+        self.is_relative = not flat.is_plain
+        self._draws = flat.draws
+        ordered = self.rows.sort()
+        self._sorted, self._places = ordered.values, ordered.indices
+        self._fingerprint: str | None = None
 
     @classmethod
     def open(cls, folder: Path, identity: Identity) -> "NegativeStore":
-        """Read a store, or say what is missing, damaged, or made by something else."""
+        """Map a store, or say what is missing, damaged, or made by something else.
+
+        The first opening reads every shard once, and checks it, to lay its negatives out flat (``mapped``).
+        """
         first = _about(_path(folder, 0))
-        tables = []
-        for k in range(first["shards"]):
-            path = _path(folder, k)
-            _check(path, _about(path), {**first, "identity": asdict(identity), "shard": k})
-            tables.append(_read(path, identity.per_prefix))
-        return cls(folder, tables, identity)
+        _check(_path(folder, 0), first, {**first, "identity": asdict(identity), "shard": 0})
+        sizes = [_size(_path(folder, k)) for k in range(first["shards"])]
+        record = flat_record(identity.space, identity.per_prefix)
+        return cls(folder, open_flat(folder, [first, sizes], record, partial(_tables, folder, first)), identity)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files itself, where a mapped array would travel whole."""
+        return NegativeStore.open, (self.folder.resolve(), self.identity)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -145,21 +186,30 @@ class NegativeStore:
     @property
     def fingerprint(self) -> str:
         """Equal for two stores with the same negatives of the same windows."""
-        return fingerprint([asdict(self.identity), self.rows.tolist()])
+        if self._fingerprint is None:
+            identity = json.dumps(asdict(self.identity), sort_keys=True, separators=(",", ":"))
+            self._fingerprint = list_fingerprint(self.rows, f"[{identity},", "]")
+        return self._fingerprint
 
     def positions(self, rows: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
         """Where windows with these numbers stand in the store."""
-        missing = [row for row in rows.tolist() if row not in self._place]
-        if missing:
+        at = torch.searchsorted(self._sorted, rows).clamp(max=len(self) - 1)
+        missing = rows[self._sorted[at] != rows]
+        if len(missing):
             raise UserError(
-                f"{self.folder} holds no negatives of window {missing[0]}: ask for its own windows (rows), or {_AGAIN}"
+                f"{self.folder} holds no negatives of window {int(missing[0])}: ask for its own windows (rows), or "
+                f"{_AGAIN}"
             )
-        return torch.tensor([self._place[row] for row in rows.tolist()], dtype=torch.long)
+        return self._places[at]
 
     def draws(self, index: Int[Tensor, " batch"], contexts: Sequences) -> Draws:
         """The negatives at these positions; ``contexts`` are the prefixes of their windows."""
-        x = Continuations(contexts, self._tokens[index].long(), self._lengths[index])
-        return Draws(x, self._log_base[index], self._log_proposal[index])
+        found = self._draws[index.numpy()]
+        tokens, lengths = (torch.from_numpy(found[name].astype(np.int64)) for name in ("tokens", "lengths"))
+        log_base, log_proposal = (
+            torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal")
+        )
+        return Draws(Continuations(contexts, tokens, lengths), log_base, log_proposal)
 
 
 def _path(folder: Path, k: int) -> Path:
@@ -171,7 +221,7 @@ def _write(path: Path, rows: Tensor, draws: Draws, labels: list[str], about: dic
     columns = [
         rows.repeat_interleave(K).numpy(),
         np.tile(np.arange(K, dtype=np.int32), len(rows)),
-        [x for row in draws.x.lists() for x in row],
+        _lists(draws.x),
         draws.log_base.double().flatten().cpu().numpy(),
         draws.log_proposal.double().flatten().cpu().numpy(),
         labels * len(rows),
@@ -181,10 +231,17 @@ def _write(path: Path, rows: Tensor, draws: Draws, labels: list[str], about: dic
         pq.write_table(pa.table(columns, schema=schema), aside, compression="zstd", write_page_checksum=True)
 
 
+def _lists(x: Continuations) -> pa.ListArray:
+    """The continuations one after the other, as Arrow holds them: no number becomes a Python object."""
+    ends = x.lengths.flatten().cumsum(0).cpu().numpy()
+    tokens = x.tokens[x.mask].cpu().numpy()
+    return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), tokens.astype(np.int32))
+
+
 def _about(path: Path) -> dict[str, Any]:
     """What a shard says of itself."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}: run the negatives stage, which draws what is missing")
+        raise _missing(path)
     try:
         about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[_KEY])
     except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
@@ -206,13 +263,34 @@ def _check(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         raise UserError(f"{path} holds other windows than it should: {_AGAIN}")
 
 
-def _read(path: Path, per_prefix: int) -> pa.Table:
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise _missing(path)
+    return path.stat().st_size
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(f"there is no file {path}: run the negatives stage, which draws what is missing")
+
+
+def _tables(folder: Path, first: dict[str, Any]) -> Iterator[pa.Table]:
+    """The shards one by one, once it is clear that each is whole and of the same making as the first."""
+    for k in range(first["shards"]):
+        path = _path(folder, k)
+        _check(path, _about(path), {**first, "shard": k})
+        yield _read(path, first["identity"])
+
+
+def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
     try:
         table = pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowInvalid) as error:
         raise _damaged(path, error) from None
-    if table.schema.names != SCHEMA.names or table.num_rows % per_prefix:
+    if table.schema.names != SCHEMA.names or table.num_rows % identity["per_prefix"]:
         raise _damaged(path, "it has other columns or rows")
+    lengths = pc.list_value_length(table.column("tokens"))
+    if (pc.max(lengths).as_py() or 0) > identity["space"]["length"]:
+        raise _damaged(path, "it has longer continuations than it should")
     return table
 
 
@@ -220,12 +298,3 @@ def _damaged(path: Path, why: object) -> UserError:
     return UserError(
         f"{path} is damaged ({(str(why).splitlines() or [''])[0]}): delete it and run the negatives stage again"
     )
-
-
-def _padded(column: pa.ChunkedArray, shape: tuple[int, int], width: int) -> tuple[Tensor, Tensor]:
-    """Lists of tokens as one array, padded on the right."""
-    lists = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-    lengths = torch.from_numpy(lists.value_lengths().to_numpy().astype(np.int64)).view(shape)
-    tokens = torch.zeros(*shape, width, dtype=torch.int32)
-    tokens[torch.arange(width) < lengths.unsqueeze(-1)] = torch.from_numpy(lists.flatten().to_numpy().copy())
-    return tokens, lengths

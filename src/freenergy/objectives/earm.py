@@ -135,32 +135,60 @@ class Parts:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What Z_k is estimated from: Σ e^{S(y_<k)} over fake rows, and how many they are."""
+
+    log_total: Float[Tensor, " K"]
+    rows: Int[Tensor, " K"]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, fakes: Steps, length: int) -> "Sums":
+        """Of the fake rows of a micro-batch, for ``length`` steps, of which it may have fewer."""
+        mask, missing = fakes.mask.cpu(), (0, length - fakes.mask.shape[1])
+        log_sum = fakes.log_sum.detach().double().cpu().masked_fill(~mask, -torch.inf)
+        pad = torch.nn.functional.pad
+        return cls(pad(log_sum.logsumexp(0), missing, value=-torch.inf), pad(mask.sum(0), missing))
+
+    @classmethod
+    def together(cls, log_total: Float[Tensor, "micros K"], rows: Int[Tensor, "micros K"]) -> "Sums":
+        """Of all the fake rows of several micro-batches."""
+        return cls(log_total.logsumexp(0), rows.sum(0))
+
+
+@final
 class Denominators:
     """log Z_k, averaged over batches.
 
         Z_k ← d·Z_k + (1 − d)·(mean of e^S over the fake rows),      d = min(decay, n / (n + 1)) at batch n = 0, 1, …
 
     The mean of one batch stands in w beside the very rows that it is a mean of, which biases the gradient; an average
-    over batches does so less (section 4 of the paper, after Belghazi et al. 2018). The first few batches count alike.
+    over batches does so less (section 4 of the paper, after Belghazi et al. 2018). The first few batches count alike. A
+    micro-batch sees the average of the steps before and its own rows; the next step's average has those of all.
     """
 
     def __init__(self, length: int, decay: float) -> None:
-        self.decay = decay
+        self.length, self.decay = length, decay
         self.log_z = torch.full((length,), -torch.inf, dtype=torch.float64)
         self.seen = torch.zeros(length, dtype=torch.int64)
 
-    @torch.no_grad()
+    def with_rows(self, sums: Sums) -> Float[Tensor, " K"]:
+        """log Z_k as it would be with these rows."""
+        fresh, n = sums.log_total - sums.rows.double().log(), self.seen.double()
+        d = torch.minimum(torch.full_like(n, self.decay), n / (n + 1))
+        mixed = torch.logaddexp(d.log() + self.log_z, torch.log1p(-d) + fresh)
+        return torch.where(sums.rows > 0, mixed, self.log_z)
+
+    def take(self, sums: Sums) -> None:
+        """These rows belong to it from now on."""
+        self.log_z.copy_(self.with_rows(sums))
+        self.seen += (sums.rows > 0).long()
+
     def update(self, fakes: Steps) -> Float[Tensor, " K"]:
         """Take in a batch; log Z_k for it."""
-        K, rows = fakes.mask.shape[1], fakes.mask.sum(0).cpu()
-        log_sum = fakes.log_sum.detach().double().cpu().masked_fill(~fakes.mask.cpu(), -torch.inf)
-        fresh = log_sum.logsumexp(0) - rows.double().log()
-        n = self.seen[:K].double()
-        d = torch.minimum(torch.full_like(n, self.decay), n / (n + 1))
-        mixed = torch.logaddexp(d.log() + self.log_z[:K], torch.log1p(-d) + fresh)
-        self.log_z[:K] = torch.where(rows > 0, mixed, self.log_z[:K])
-        self.seen[:K] += (rows > 0).long()
-        return self.log_z[:K].to(fakes.log_sum)
+        self.take(Sums.of(fakes, self.length))
+        return self.log_z[: fakes.mask.shape[1]].to(fakes.log_sum)
 
 
 def weights(fakes: Steps, log_z: Float[Tensor, " K"]) -> Float[Tensor, "rows K"]:

@@ -14,6 +14,7 @@ from freenergy.progress import Progress
 from freenergy.randomness import Rng
 from freenergy.sequences import Sequences, SequenceSpace
 from freenergy.storage import fingerprint, read_json, write_json
+from freenergy.training.ranks import Ranks
 from freenergy.training.settings import TrainedBase
 
 _LEFT_OUT = (("scheduled", None), ("earm", None), ("memory", 0))
@@ -31,7 +32,20 @@ def _plan(run: Run, progress: Progress) -> Plan:
             inputs["checkpoint"] = checkpoint.fingerprint
         case TrainedBase(preset=name):
             inputs["preset"] = _preset(name)
-    return Plan(inputs, partial(_work, run, checkpoint))
+    if isinstance(settings, TrainedBase):
+        _check_ranks(settings)
+    return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
+
+
+def _check_ranks(settings: TrainedBase) -> None:
+    """Refuse before anything is done what the ranks cannot share."""
+    ranks = Ranks.found()
+    if settings.memory and ranks.count > 1:
+        raise UserError(
+            f"a memory goes on from step to step in one place, and {ranks.count} ranks were started: set base.memory "
+            "to 0, or train on one rank"
+        )
+    ranks.share(settings.optimisation.accumulate, "base.optimisation")
 
 
 class _Checkpoint(NamedTuple):
@@ -77,11 +91,14 @@ def _train(
     training = folder / "training"
     if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on
         model = train_language_model(settings, corpus, start, training, rng, progress)
-        save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
-        name = checkpoint_fingerprint(folder / "model")
-        parameters = sum(weight.numel() for weight in model.parameters())
-        record = {"kind": "huggingface", "path": "model", "fingerprint": name, "parameters": parameters}
-        write_json(folder / RECORD, record)
+        if Ranks.found().is_first:
+            save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
+            name = checkpoint_fingerprint(folder / "model")
+            parameters = sum(weight.numel() for weight in model.parameters())
+            record = {"kind": "huggingface", "path": "model", "fingerprint": name, "parameters": parameters}
+            write_json(folder / RECORD, record)
+    if not Ranks.found().is_first:
+        return {}
     for moments in training.glob("*.safetensors"):
         moments.unlink()
     record = read_json(folder / RECORD)

@@ -16,6 +16,7 @@ from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
 from freenergy.storage import read_json
+from freenergy.training.ranks import Ranks
 from freenergy.training.settings import TrainedBase
 
 
@@ -27,20 +28,26 @@ def _plan(run: Run, progress: Progress) -> Plan:
         "settings": [asdict(settings) for settings in run.recipe.baselines],
         "shapes": [_shape(settings, run.recipe) for settings in run.recipe.baselines],
     }
-    return Plan(inputs, partial(_work, run))
+    trained = [each for each in run.recipe.baselines if not _counts_alone(each)]
+    for settings in trained:
+        Ranks.found().share(settings.optimisation.accumulate, f"the baseline {settings.name!r}: optimisation")
+    return Plan(inputs, partial(_work, run), is_shared=bool(trained))
+
+
+def _counts_alone(settings: BaselineSettings) -> bool:
+    return isinstance(settings, LocalBaseline) and settings.features == "ngram"
 
 
 def _check(settings: BaselineSettings, recipe: Recipe) -> None:
     """Refuse before anything is done what the recipe's base cannot give."""
     has_no_network = isinstance(recipe.base, NgramBase | RemoteBase)
-    counts_alone = isinstance(settings, LocalBaseline) and settings.features == "ngram"
     stands_alone = isinstance(settings, BalmBaseline) and settings.parameters == "preset"
     if isinstance(recipe.base, RemoteBase) and not stands_alone:
         raise UserError(
             f"the baseline {settings.name!r} corrects the base at every token of the vocabulary, which a served model "
             'does not show: take another base, or kind = "balm" with parameters = "preset"'
         )
-    if has_no_network and not counts_alone and not stands_alone:
+    if has_no_network and not _counts_alone(settings) and not stands_alone:
         raise UserError(
             f"the baseline {settings.name!r} of kind {settings.kind!r} needs the base's network, and a base of kind "
             f'{recipe.base.kind!r} has none: take another base, or kind = "local" with features = "ngram"'

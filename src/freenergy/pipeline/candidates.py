@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from freenergy.base.opening import open_base
-from freenergy.corpus import Corpus, Windows
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.corpus import Corpus
+from freenergy.engine.shards import make_ahead
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
+from freenergy.pipeline.given_text import measured_windows
 from freenergy.pipeline.negatives import BASE_ALONE, from_base, identify
 from freenergy.pipeline.run import Plan, Run, Stage
+from freenergy.pipeline.workers import Opened, job
 from freenergy.progress import Progress
-from freenergy.protocols import ANCESTRAL, LanguageModel
+from freenergy.protocols import ANCESTRAL
 from freenergy.randomness import Rng
 
 _SHARD = 4  # windows whose draws appear at a time
@@ -33,18 +36,26 @@ def _plan(run: Run, progress: Progress) -> Plan:
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
-    windows, num = corpus.windows(settings.split), settings.certified_windows
-    draw_candidates(folder, lm, corpus, windows, num, _identity(run, corpus), progress)
-    return {"windows": min(num, len(windows)), "draws": settings.candidates - 1, "split": settings.split}
+    num = settings.certified_windows
+    draw_candidates(Opened(run, corpus, lm), folder, num, _identity(run, corpus), progress)
+    windows = min(num, len(corpus.windows(settings.split)))
+    return {"windows": windows, "draws": settings.candidates - 1, "split": settings.split}
 
 
-def draw_candidates(
-    folder: Path, lm: LanguageModel, corpus: Corpus, windows: Windows, num: int, identity: Identity, progress: Progress
-) -> None:
+def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, progress: Progress) -> None:
     """The base's draws for ``num`` windows, chosen by the seed; what is there already is kept."""
-    rng = Rng(identity.seed).child("candidates")
+    run, place = opened.run, str(folder.relative_to(opened.run.folder))
+    shards = _shards(opened, place, num, identity)
+    work = job(run, _shards, (), place, num, identity)
+    make_ahead(run.engine, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
+    shards.write(progress)
+
+
+def _shards(opened: Opened, place: str, num: int, identity: Identity) -> NegativeShards:
+    run, corpus, lm = opened
+    windows, rng = measured_windows(run, corpus, identity), Rng(identity.seed).child("candidates")
     rows, source = rng.child("windows").permutation(len(windows))[:num], from_base(lm, corpus, ANCESTRAL)
-    write_negatives(folder, rows, windows, source, identity, rng, progress, shard=_SHARD, batch=1)
+    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=_SHARD, batch=1)
 
 
 def open_candidates(run: Run, corpus: Corpus) -> NegativeStore:

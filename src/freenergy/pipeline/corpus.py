@@ -27,7 +27,8 @@ def _plan(run: Run, progress: Progress) -> Plan:
     text = "docstrings of the installed packages" if is_fallback else settings.source or settings.train
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
-        return {"text": text} | prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress).to_json()
+        found = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress, engine=run.engine)
+        return {"text": text} | found.to_json()
 
     return Plan(inputs, work)
 

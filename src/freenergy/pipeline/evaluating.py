@@ -14,21 +14,25 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.base.opening import open_base
-from freenergy.corpus import Corpus, Windows
+from freenergy.corpus import Corpus
+from freenergy.engine.local import Here
+from freenergy.engine.protocol import Engine
 from freenergy.errors import UserError
 from freenergy.evaluation.certified import check_draws, together
-from freenergy.evaluation.summary import Subject, measure
+from freenergy.evaluation.shards import EvaluationShards
+from freenergy.evaluation.summary import Subject
 from freenergy.negatives.store import Identity, NegativeStore
 from freenergy.pipeline.candidates import draw_candidates
-from freenergy.pipeline.evaluation import STAGE, SUMMARY, joint_subject, open_all_baselines, read_summary
-from freenergy.pipeline.given_text import GivenText, given_text
+from freenergy.pipeline.evaluation import STAGE, SUMMARY, joint_subject, measured, open_all_baselines, read_summary
+from freenergy.pipeline.given_text import GIVEN, GivenText, given_text, measured_windows
 from freenergy.pipeline.negatives import BASE_ALONE, identify
 from freenergy.pipeline.run import Run, is_current, run
+from freenergy.pipeline.workers import Opened, job
 from freenergy.progress import Progress, Silent
 from freenergy.randomness import Rng
 from freenergy.storage import alone_in, fingerprint, room_on_disk, sweep, write_json
 
-_SILENT = Silent()
+_SILENT, _HERE = Silent(), Here()
 
 
 @final
@@ -51,9 +55,11 @@ class Question:
 PLAIN = Question()
 
 
-def evaluate(folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT) -> dict[str, Any]:
+def evaluate(
+    folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, engine: Engine = _HERE
+) -> dict[str, Any]:
     """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
-    this = Run.open(folder)
+    this = Run.open(folder, engine)
     if this.recipe.energy is None:
         raise UserError(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
@@ -72,7 +78,7 @@ def _own(this: Run, progress: Progress) -> dict[str, Any]:
     """The stage ``evaluation``, done where it is not, or was done by other settings."""
     folder = this.stage("evaluation")
     if not (folder / "stage.json").is_file() or not is_current(STAGE, this):
-        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress):
+        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress, engine=this.engine):
             pass
     return read_summary(this, folder)
 
@@ -89,15 +95,15 @@ def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
         sweep(this.folder)
         identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
         if not question.texts:
-            return _measured(this, question, corpus, corpus.windows(split), identity, num, progress)
+            return _measured(this, question, corpus, identity, num, progress)
         text = given_text(question.texts, this, corpus, progress)
-        identity = replace(identity, split="text", corpus=text.fingerprint)
-        summary = _measured(this, question, corpus, text.windows, identity, num, progress)
+        identity = replace(identity, split=GIVEN, corpus=text.fingerprint)
+        summary = _measured(this, question, corpus, identity, num, progress)
         return _with_warning(summary, text, progress)
 
 
 def _measured(
-    this: Run, question: Question, corpus: Corpus, windows: Windows, identity: Identity, num: int, progress: Progress
+    this: Run, question: Question, corpus: Corpus, identity: Identity, num: int, progress: Progress
 ) -> dict[str, Any]:
     """Draw and measure what is not there yet."""
     draws_mark = fingerprint([asdict(identity), num])
@@ -105,23 +111,31 @@ def _measured(
     about += [this.finished("baselines")["key"]] if question.baselines else []
     folder = this.folder / "evaluations" / fingerprint(about)
     if not (folder / SUMMARY).is_file():
-        lm = open_base(this.stage("base"), corpus.tokenizer)
+        opened = Opened(this, corpus, open_base(this.stage("base"), corpus.tokenizer))
         draws = this.folder / "evaluations" / f"draws-{draws_mark}"
-        draw_candidates(draws, lm, corpus, windows, num, identity, progress)
-        store = NegativeStore.open(draws, identity)
-        subject = Subject(
-            lm=lm,
-            corpus=corpus,
-            windows=windows,
-            split=identity.split,
-            rows=store.rows.sort().values.numpy(),
-            samples=this.recipe.evaluation.samples,
-            baselines=open_all_baselines(this, corpus) if question.baselines else {},
-            joint=joint_subject(this, corpus, lm, store),
-        )
-        rng = Rng(this.recipe.seed).child("evaluation")
-        write_json(folder / SUMMARY, measure(subject, folder, rng, progress))
+        draw_candidates(opened, draws, num, identity, progress)
+        arguments = folder.name, draws.name, identity, question.baselines
+        read = ("energy", "baselines") if question.baselines else ("energy",)
+        summary = measured(this, _shards(opened, *arguments), job(this, _shards, read, *arguments), progress)
+        write_json(folder / SUMMARY, summary)
     return read_summary(this, folder)
+
+
+def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_baselines: bool) -> EvaluationShards:
+    """What is measured in the folder ``name`` on the draws in the folder ``draws``."""
+    run, corpus, lm = opened
+    store = NegativeStore.open(run.folder / "evaluations" / draws, identity)
+    subject = Subject(
+        lm=lm,
+        corpus=corpus,
+        windows=measured_windows(run, corpus, identity),
+        split=identity.split,
+        rows=store.rows.sort().values.numpy(),
+        samples=run.recipe.evaluation.samples,
+        baselines=open_all_baselines(run, corpus) if with_baselines else {},
+        joint=joint_subject(run, corpus, lm, store),
+    )
+    return EvaluationShards(subject, run.folder / "evaluations" / name, Rng(run.recipe.seed).child("evaluation"))
 
 
 def _with_warning(summary: dict[str, Any], text: GivenText, progress: Progress) -> dict[str, Any]:

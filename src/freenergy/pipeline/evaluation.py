@@ -8,12 +8,15 @@ from typing import Any
 from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
 from freenergy.energies.opening import load_energy
+from freenergy.engine.shards import Job, make_ahead
 from freenergy.evaluation.perplexity import choose_windows
+from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import JointSubject, Subject, measure
 from freenergy.negatives.store import NegativeStore
 from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.energy import MODEL
 from freenergy.pipeline.run import Plan, Run, Stage, stages
+from freenergy.pipeline.workers import Opened, job
 from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
@@ -28,9 +31,29 @@ def _plan(run: Run, progress: Progress) -> Plan:
 
 
 def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
-    settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
     corpus = Corpus.open(run.stage("corpus"))
-    lm, windows = open_base(run.stage("base"), corpus.tokenizer), corpus.windows(settings.split)
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
+    write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def read_stages(run: Run) -> tuple[str, ...]:
+    """The stages of a run that an evaluation reads, beside its base."""
+    return tuple(stage.name for stage in stages(run.recipe) if stage.name in STAGE.after and stage.name != "base")
+
+
+def measured(run: Run, shards: EvaluationShards, work: Job, progress: Progress) -> dict[str, Any]:
+    """The summary of an evaluation, whose slow shards the run's engine makes first."""
+    make_ahead(run.engine, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
+    return measure(shards.subject, shards.folder, shards.rng, progress)
+
+
+def _shards(opened: Opened) -> EvaluationShards:
+    """What the stage measures."""
+    run, corpus, lm = opened
+    settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
+    windows = corpus.windows(settings.split)
     subject = Subject(
         lm=lm,
         corpus=corpus,
@@ -41,9 +64,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
         baselines=open_all_baselines(run, corpus),
         joint=None if run.recipe.energy is None else joint_subject(run, corpus, lm, open_candidates(run, corpus)),
     )
-    summary = measure(subject, folder, rng, progress)
-    write_json(folder / SUMMARY, summary)
-    return summary
+    return EvaluationShards(subject, run.stage("evaluation"), rng)
 
 
 def joint_subject(run: Run, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:

@@ -20,12 +20,15 @@ from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.read import find, read, size
 from freenergy.corpus.shards import SHARD_BYTES, encode_shards, join_shards, token_type
 from freenergy.corpus.windows import Places, make_windows, read_windows, write_windows
+from freenergy.engine.protocol import Engine
 from freenergy.errors import UserError
 from freenergy.evaluation.text_statistics import training_text
+from freenergy.negatives.store import Identity
 from freenergy.pipeline.run import Run
 from freenergy.progress import Progress
 from freenergy.storage import file_hash, fingerprint, whole
 
+GIVEN = "text"  # what a given text is called where splits have names
 _SPLIT = "test"  # what its files are called
 _NGRAM = 24  # where the run keeps repeated windows, and so has no length of its own
 _SHARED = "shared.safetensors"
@@ -50,17 +53,31 @@ def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progre
     ngram = min(settings.deduplicate or _NGRAM, corpus.prefix + corpus.continuation)
     how = (settings.text_column, settings.documents, settings.document_start, settings.step, corpus.ending)
     mark = fingerprint([corpus.fingerprint, corpus.prefix, corpus.continuation, how, ngram, content])
-    folder = run.folder / "evaluations" / f"text-{mark}"
+    folder = _folder(run, mark)
     if not folder.is_dir():
         try:
             with whole(folder) as aside:
-                _cut(files, settings, corpus, ngram, aside, progress)
+                _cut(files, settings, corpus, ngram, aside, run.engine, progress)
         finally:
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
+    return GivenText(_windows(folder, corpus), mark, load_file(folder / _SHARED)["shared"], ngram)
+
+
+def measured_windows(run: Run, corpus: Corpus, identity: Identity) -> Windows:
+    """The windows that draws of this identity are for: of a split, or of a text that was given before."""
+    if identity.split != GIVEN:
+        return corpus.windows(identity.split)
+    return _windows(_folder(run, identity.corpus), corpus)
+
+
+def _folder(run: Run, mark: str) -> Path:
+    return run.folder / "evaluations" / f"text-{mark}"
+
+
+def _windows(folder: Path, corpus: Corpus) -> Windows:
     tokens = np.memmap(folder / f"{_SPLIT}.bin", dtype=token_type(corpus.tokenizer.vocab_size), mode="r")
-    windows = Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.parquet"), corpus.prefix, corpus.continuation)
-    return GivenText(windows, mark, load_file(folder / _SHARED)["shared"], ngram)
+    return Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.parquet"), corpus.prefix, corpus.continuation)
 
 
 def _below(path: Path) -> list[Path]:
@@ -68,12 +85,18 @@ def _below(path: Path) -> list[Path]:
 
 
 def _cut(
-    files: Sequence[Path], settings: CorpusSettings, corpus: Corpus, ngram: int, folder: Path, progress: Progress
+    files: Sequence[Path],
+    settings: CorpusSettings,
+    corpus: Corpus,
+    ngram: int,
+    folder: Path,
+    engine: Engine,
+    progress: Progress,
 ) -> None:
     """Tokens, windows, and the windows that stand in the training text."""
     with progress.track("encoding the text", size(files), "bytes") as advance:
         tagged = ((_SPLIT, piece) for piece in read(files, settings, advance))
-        count = encode_shards(tagged, corpus.tokenizer, folder / "shards", SHARD_BYTES)
+        count = encode_shards(tagged, corpus.tokenizer, folder / "shards", SHARD_BYTES, engine)
     join_shards(folder / "shards", count, [_SPLIT], folder)
     bounds = np.load(folder / f"{_SPLIT}.documents.npy", allow_pickle=False)
     places = _places(bounds, settings, files)

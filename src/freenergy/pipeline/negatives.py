@@ -10,11 +10,13 @@ import torch
 from freenergy.base.opening import RECORD, open_base
 from freenergy.corpus import Corpus
 from freenergy.energies.settings import LogitsEnergy
+from freenergy.engine.shards import make_ahead
 from freenergy.errors import UserError
 from freenergy.negatives.settings import BaseNegatives, InfilledNegatives, NegativeSettings
 from freenergy.negatives.sources import FromBase, Mixed
-from freenergy.negatives.store import Identity, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards
 from freenergy.pipeline.run import Plan, Run, Stage
+from freenergy.pipeline.workers import Opened, job
 from freenergy.progress import Progress
 from freenergy.protocols import ANCESTRAL, LanguageModel, NegativeSource, Truncation
 from freenergy.randomness import Rng
@@ -51,21 +53,28 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
             "relative to that law, and its gain over the base is measured but not what training aims at"
         )
     for split in stored_splits(run):
-        identity, rows = stored_identity(run, corpus, split), chosen_windows(run, corpus, split)
-        source = make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL)
-        write_negatives(
-            folder / split,
-            rows,
-            corpus.windows(split),
-            source,
-            identity,
-            Rng(run.recipe.seed).child("negatives", split),
-            progress,
-            shard=settings.shard,
-            batch=max(1, _ROWS // identity.per_prefix),
-        )
-        summary[split] = {"windows": len(rows), "per_prefix": identity.per_prefix}
+        shards = _shards(Opened(run, corpus, lm), split)
+        work = job(run, _shards, (), split)
+        make_ahead(run.engine, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
+        shards.write(progress)
+        summary[split] = {"windows": len(shards.rows), "per_prefix": shards.identity.per_prefix}
     return summary
+
+
+def _shards(opened: Opened, split: str) -> NegativeShards:
+    """The shards of a split; of held-out text they are the base's own draws."""
+    run, corpus, lm = opened
+    settings, identity = run.recipe.negatives, stored_identity(run, corpus, split)
+    return NegativeShards(
+        run.stage("negatives") / split,
+        chosen_windows(run, corpus, split),
+        corpus.windows(split),
+        make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
+        identity,
+        Rng(run.recipe.seed).child("negatives", split),
+        shard=settings.shard,
+        batch=max(1, _ROWS // identity.per_prefix),
+    )
 
 
 def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:

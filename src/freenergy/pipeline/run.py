@@ -4,6 +4,9 @@
 
 A stage works in a folder of its own. ``stage.json`` is written there last and holds the key: while the key is the same,
 the stage is not done again. A folder begun under another key is emptied first, one begun under the same key goes on.
+
+Under torchrun or ``accelerate launch`` all ranks come through here. The first does what has no networks to train while
+the others wait; it alone writes what is in these folders.
 """
 
 import importlib.metadata
@@ -12,16 +15,22 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from freenergy.config import Recipe, make_recipe
+from freenergy.engine.local import Here
+from freenergy.engine.protocol import Engine
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
 from freenergy.storage import alone_in, fingerprint, read_json, room_on_disk, sweep, write_json
+from freenergy.training.ranks import Ranks, by_itself
 
-_SILENT = Silent()
+_SILENT, _HERE = Silent(), Here()
 _DONE, _BEGUN, _RECIPE = "stage.json", "begun.json", "recipe.json"
 _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
@@ -29,18 +38,19 @@ _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 @final
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A folder with everything about one run, and the recipe that it follows."""
+    """A folder with everything about one run, the recipe that it follows, and who makes its shards."""
 
     folder: Path
     recipe: Recipe
+    engine: Engine = _HERE
 
     @classmethod
-    def open(cls, folder: str | Path) -> "Run":
+    def open(cls, folder: str | Path, engine: Engine = _HERE) -> "Run":
         """An existing run."""
         folder = Path(folder)
         if not (folder / _RECIPE).is_file():
             raise UserError(f"{folder} is no run: give the folder that `freenergy run` made (it has a {_RECIPE})")
-        return cls(folder, make_recipe(read_json(folder / _RECIPE), origin=str(folder / _RECIPE)))
+        return cls(folder, make_recipe(read_json(folder / _RECIPE), origin=str(folder / _RECIPE)), engine)
 
     def stage(self, name: str) -> Path:
         """The folder of a stage."""
@@ -70,6 +80,7 @@ class Plan:
 
     inputs: Any
     work: Callable[[Path, Progress], dict[str, Any]]
+    is_shared: bool = False  # all ranks of a distributed training do it; the first one's summary counts
 
 
 @final
@@ -106,24 +117,37 @@ def stages(recipe: Recipe) -> tuple[Stage, ...]:
 
 
 def run(
-    recipe: Recipe, out: str | Path | None = None, *, stage: str | None = None, progress: Progress = _SILENT
+    recipe: Recipe,
+    out: str | Path | None = None,
+    *,
+    stage: str | None = None,
+    progress: Progress = _SILENT,
+    engine: Engine = _HERE,
 ) -> Iterator[StageResult]:
     """Do what is not done yet, up to ``stage``; yields a result a stage.
 
-    The folder is ``runs/NAME`` unless ``out`` names another.
+    The folder is ``runs/NAME`` unless ``out`` names another. ``engine`` is whose workers make the shards of stages;
+    which one it is does not change a bit of the result.
     """
     chosen = _up_to(stage, recipe)
-    this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe)
-    with alone_in(this.folder), room_on_disk(this.folder):
-        sweep(this.folder)
-        # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
-        plans = [each.plan(this, progress) for each in chosen]
-        write_json(this.folder / _RECIPE, recipe.to_json())
+    this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe, engine)
+    ranks = Ranks.found()
+    alone = alone_in(this.folder) if ranks.is_first else nullcontext()
+    with ranks.together(), alone, room_on_disk(this.folder):
+        with ranks.first_rank_first():
+            if ranks.is_first:
+                sweep(this.folder)
+            # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
+            plans = [each.plan(this, progress) for each in chosen]
+            if ranks.is_first:
+                write_json(this.folder / _RECIPE, recipe.to_json())
         keys: dict[str, str] = {}
         for each, plan in zip(chosen, plans, strict=True):
             before = [keys[name] for name in each.after if name in keys]  # a run without an energy has fewer stages
             key = key_of(each, plan, before)
-            yield _done(each, this, key) or _do(each, plan, this, key, keys, progress)
+            is_done = ranks.of_first(float(_done(each, this, key) is not None))
+            found = None if is_done else _do(each, plan, this, key, keys, progress, ranks)
+            yield found or _recorded(each, this, key)
             keys[each.name] = key
 
 
@@ -161,24 +185,51 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
 
 
-def _do(stage: Stage, plan: Plan, this: Run, key: str, keys: dict[str, str], progress: Progress) -> StageResult:
+def _recorded(stage: Stage, this: Run, key: str) -> StageResult:
+    """The result of a stage that this rank, or the first, knows to be done."""
+    found = _done(stage, this, key)
+    if found is None:
+        raise UserError(f"{this.stage(stage.name)} is not what the first rank has written: give all ranks one --out")
+    return found
+
+
+def _do(
+    stage: Stage, plan: Plan, this: Run, key: str, keys: dict[str, str], progress: Progress, ranks: Ranks
+) -> StageResult | None:
+    """Do a stage; the first rank has its result and, before the others go on, has written it."""
     folder = this.stage(stage.name)
-    begun = folder / _BEGUN
-    is_resumed = begun.is_file() and read_json(begun).get("key") == key
-    if not is_resumed:
-        _empty(folder)
-        write_json(begun, {"key": key})
-    started, worked = time.monotonic(), time.process_time()
-    summary = plan.work(folder, progress)
+    is_resumed = _begin(folder, key) if ranks.is_first else False
+    ranks.barrier()
+    started, before = time.monotonic(), _cpu_seconds(this)
+    with nullcontext() if plan.is_shared else by_itself():
+        summary = plan.work(folder, progress) if ranks.is_first or plan.is_shared else {}
     seconds = time.monotonic() - started
-    cpu_seconds = None if is_resumed else time.process_time() - worked  # a part of the cost is not the cost
+    worked = ranks.everyone(torch.tensor(_cpu_seconds(this) - before, dtype=torch.float64)).sum().item()
+    cpu_seconds = None if is_resumed else worked  # a part of the cost is not the cost
     versions = {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     # through JSON, so that a fresh result and a cached one are the same
     summary = json.loads(json.dumps(summary))
     after = {name: keys[name] for name in stage.after if name in keys}
     record = {"key": key, "after": after, "summary": summary, "versions": versions}
-    write_json(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
-    return StageResult(stage.name, summary, seconds, was_cached=False)
+    if ranks.is_first:
+        write_json(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
+    ranks.barrier()
+    return StageResult(stage.name, summary, seconds, was_cached=False) if ranks.is_first else None
+
+
+def _cpu_seconds(this: Run) -> float:
+    """Of this process and of workers."""
+    return time.process_time() + this.engine.spent
+
+
+def _begin(folder: Path, key: str) -> bool:
+    """Make the folder ready; whether it holds a part of this stage already."""
+    begun = folder / _BEGUN
+    if begun.is_file() and read_json(begun).get("key") == key:
+        return True
+    _empty(folder)
+    write_json(begun, {"key": key})
+    return False
 
 
 def _empty(folder: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from freenergy.progress import Advance, Progress
 from freenergy.resources.table import Hub, Resource, Route, Wheel
+from freenergy.stopping import Stopped
 
 _HUB_SECONDS = 5.0
 _PIP_SECONDS = 1800.0
@@ -90,6 +91,8 @@ def snapshot(
         raise RouteError(f"no revision {revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise RouteError("no such public repository") from error
+    except Stopped:
+        raise
     except Exception as error:  # the hub client lets a dozen kinds of network trouble through
         raise RouteError(_few_words(error)) from error
     return Path(folder)

@@ -21,10 +21,10 @@ from torch.nn.functional import cross_entropy
 
 from freenergy.errors import DivergenceError, UserError
 from freenergy.networks.protocol import Batch, Data, Lanes, Network, Recurrent
-from freenergy.objectives.earm import EARM, Denominators, Steps
+from freenergy.objectives.earm import EARM, Denominators, Steps, Sums
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
-from freenergy.training.loop import Validation
+from freenergy.training.task import Validation
 from freenergy.training.teaching import Teaching
 
 _SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
@@ -44,6 +44,11 @@ class AutoregressiveTask:
     def state(self) -> dict[str, Tensor]:
         """What goes from step to step beside the weights."""
         return (self.fakes.state if self.fakes else {}) | (self.memory.state if self.memory else {})
+
+    def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
+        """Take in what the micro-batches of a step have told of the fakes."""
+        if self.fakes and statistics:
+            self.fakes.settle(step, statistics)
 
     def check(self, steps: int) -> None:
         """Refuse a training that ends before E-ARM begins."""
@@ -65,7 +70,7 @@ class AutoregressiveTask:
             logits = self.network.logits(batch.given, batch.tokens)
         read = self._again(batch, logits.detach(), share, rng.child("scheduled")) if share else logits
         nats = cross_entropy_of(read, batch, self.teaching.label_smoothing)
-        found = fakes.loss(batch, logits, nats, step, rng.child("fakes")) if fakes else Loss(nats, {})
+        found = fakes.loss(batch, logits, nats, rng.child("fakes")) if fakes else Loss(nats, {})
         if self.memory:
             self.memory.remember()
         return found
@@ -111,13 +116,22 @@ class _Fakes:
     def state(self) -> dict[str, Tensor]:
         return {"log_z": self.denominators.log_z, "seen": self.denominators.seen, "watched": self.watched}
 
-    def loss(self, batch: Batch, logits: Float[Tensor, "rows T V"], nats: Tensor, step: int, rng: Rng) -> Loss:
+    def loss(self, batch: Batch, logits: Float[Tensor, "rows T V"], nats: Tensor, rng: Rng) -> Loss:
         """CE + weight · (E-ARM) · (share of the tokens); ``logits`` are those of the data."""
         data, fakes = steps_of(self.network, batch, logits, self.settings.length, rng)
-        found = self.settings(data, fakes, self.denominators.update(fakes))
-        self._watch(found.metrics["gain"], nats.item(), len(fakes.mask), step)
+        sums = Sums.of(fakes, self.settings.length)
+        log_z = self.denominators.with_rows(sums)[: fakes.mask.shape[1]].to(fakes.log_sum)
+        found = self.settings(data, fakes, log_z)
         weight = self.settings.weight * float(data.mask.sum() / batch.mask.sum())
-        return Loss(nats + weight * found.value, {"cross_entropy": nats.item()} | found.metrics)
+        watched = torch.tensor([found.metrics["gain"], nats.item(), len(fakes.mask)], dtype=torch.float64)
+        statistics = {"log_total": sums.log_total, "rows": sums.rows, "watched": watched}
+        return Loss(nats + weight * found.value, {"cross_entropy": nats.item()} | found.metrics, statistics)
+
+    def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
+        """At the end of a step: the rows of all its micro-batches belong to Z, and its numbers are looked at."""
+        self.denominators.take(Sums.together(statistics["log_total"], statistics["rows"]))
+        gain, nats, _ = statistics["watched"].mean(0).tolist()
+        self._watch(gain, nats, int(statistics["watched"][:, 2].sum()), step)
 
     def _watch(self, gain: float, nats: float, rows: int, step: int) -> None:
         """Stop with a word where the negative phase has run away.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import final
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from freenergy.base.checkpoints import save_checkpoint
 from freenergy.base.huggingface import HuggingFaceLM
@@ -33,7 +34,9 @@ from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
 from freenergy.training.contrast import Contrast, StoredContrast
+from freenergy.training.feature_cache import Ahead, nobody_ahead
 from freenergy.training.masked_language_model import train_masked_trunk
+from freenergy.training.ranks import Ranks
 from freenergy.training.settings import EnergyTraining
 
 
@@ -47,6 +50,7 @@ class Material:
     train: Contrast
     validation: StoredContrast
     features: Path  # the folder where features of linear energies are kept
+    ahead: Ahead = nobody_ahead  # may have features computed before they are asked for
 
 
 def build_energy(
@@ -75,11 +79,19 @@ def build_energy(
         case BitEnergy(start="base"):
             return Bit.from_base(settings, network(base, settings.kind))
         case BitEnergy():
-            trunk = train_masked_trunk(settings, corpus, training.masked, folder / "training", rng, progress)
-            save_checkpoint(trunk, folder / "model", eos=base.eos)  # it can infill negatives for another run
-            return Bit.from_trunk(settings, trunk)
+            return Bit.from_trunk(settings, _masked_trunk(settings, training, material, folder, rng, progress))
         case SavedEnergy(path=path):
             return load_energy(path, base=base, tokenizer=corpus.tokenizer).requires_grad_(False)
+
+
+def _masked_trunk(
+    settings: BitEnergy, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
+) -> PreTrainedModel:
+    """A network that fills masks, kept, since it can infill negatives for another run."""
+    trunk = train_masked_trunk(settings, material.corpus, training.masked, folder / "training", rng, progress)
+    if Ranks.found().is_first:
+        save_checkpoint(trunk, folder / "model", eos=material.base.eos)
+    return trunk
 
 
 def network(base: LanguageModel, kind: str) -> HuggingFaceLM:

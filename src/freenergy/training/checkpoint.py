@@ -2,13 +2,16 @@
 
 Weights, Adam's moments and the loop's few numbers go into one safetensors file, the numbers as JSON in its metadata, so
 that no two files can disagree. Randomness needs no saving: every step draws from a stream named by its number.
+
+The file is the same whatever number of ranks has made it. Weights that are sharded over ranks are gathered one by one
+into the memory of the first, which writes; every rank reads them all and keeps its part.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +21,9 @@ from torch import Tensor, nn
 from freenergy.errors import UserError
 from freenergy.storage import whole
 from freenergy.training.average import Average
+from freenergy.training.ranks import Ranks
+
+_ALONE = Ranks()
 
 
 @final
@@ -37,16 +43,16 @@ def save(
     average: Average,
     state: TrainingState,
     carried: Mapping[str, Tensor],
+    ranks: Ranks = _ALONE,
 ) -> None:
-    """Write everything that the next step needs; ``carried`` is the task's own state."""
+    """Write everything that the next step needs; ``carried`` is the task's own state. All ranks call this."""
     tensors = {f"weight.{name}": weight.detach() for name, weight in module.named_parameters()}
     for name, weight in module.named_parameters():
         for key, moment in optimiser.state.get(weight, {}).items():
             tensors[f"optimiser.{key}.{name}"] = torch.as_tensor(moment)
     tensors |= {f"average.{name}": weight for name, weight in average.tensors.items()}
     tensors |= {f"state.{name}": tensor for name, tensor in carried.items()}
-    with whole(path) as aside:
-        save_file(_contiguous(tensors), aside, metadata={"state": json.dumps(asdict(state))})
+    _write(path, tensors, ranks, {"state": json.dumps(asdict(state))})
 
 
 def restore(
@@ -55,12 +61,11 @@ def restore(
     """Put weights and moments back in place; the loop's numbers are returned."""
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             state = TrainingState(**json.loads(file.metadata()["state"]))
-        _fill(tensors, module, optimiser)
-        average.tensors = {name: tensors[f"average.{name}"].to(w.device) for name, w in average.tensors.items()}
-        for name, tensor in carried.items():
-            tensor.copy_(tensors[f"state.{name}"])
+            _fill(file, module, optimiser)
+            average.tensors = {name: _placed(file, f"average.{name}", w) for name, w in average.tensors.items()}
+            for name, tensor in carried.items():
+                tensor.copy_(file.get_tensor(f"state.{name}"))
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         raise UserError(
             f"the checkpoint {path} does not belong to this model or is damaged ({type(error).__name__}): "
@@ -69,25 +74,56 @@ def restore(
     return state
 
 
-def _fill(tensors: dict[str, Tensor], module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            weight.copy_(tensors[f"weight.{name}"])
-            moments = {
-                key: tensors[f"optimiser.{key}.{name}"]
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"optimiser.{key}.{name}" in tensors
+@torch.no_grad()
+def _fill(file: Any, module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    names = set(file.keys())
+    for name, weight in module.named_parameters():
+        weight.copy_(_placed(file, f"weight.{name}", weight))
+        moments = {key: f"optimiser.{key}.{name}" for key in ("exp_avg", "exp_avg_sq")}
+        if f"optimiser.step.{name}" in names:
+            optimiser.state[weight] = {"step": file.get_tensor(f"optimiser.step.{name}")} | {
+                key: _placed(file, moment, weight) for key, moment in moments.items()
             }
-            if moments:
-                optimiser.state[weight] = {
-                    key: moment.to(weight.device if key != "step" else "cpu") for key, moment in moments.items()
-                }
 
 
-def save_weights(path: Path, module: nn.Module) -> None:
-    """Write the weights alone."""
-    with whole(path) as aside:
-        save_file(_contiguous({name: weight.detach() for name, weight in module.named_parameters()}), aside)
+def _placed(file: Any, name: str, like: Tensor) -> Tensor:
+    """A tensor of the file where ``like`` is, and sharded as it is."""
+    tensor: Tensor = file.get_tensor(name).to(like.device)
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor), "it is sharded"
+    if tensor.shape != like.shape:
+        raise TypeError(name)
+    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def save_weights(path: Path, module: nn.Module, ranks: Ranks = _ALONE) -> None:
+    """Write the weights alone. All ranks call this."""
+    _write(path, {name: weight.detach() for name, weight in module.named_parameters()}, ranks)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], ranks: Ranks, metadata: dict[str, str] | None = None) -> None:
+    gathered = {}
+    for name, tensor in tensors.items():
+        full = whole_tensor(tensor)  # all ranks take part in this
+        if ranks.is_first:
+            gathered[name] = full.cpu().contiguous()
+    if ranks.is_first:
+        with whole(path) as aside:
+            save_file(gathered, aside, metadata=metadata)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank has a part of it; told without torch's module of such tensors, which is slow to import."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, gathered where it is sharded."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full
 
 
 def restore_weights(path: Path, module: nn.Module) -> None:
@@ -95,7 +131,3 @@ def restore_weights(path: Path, module: nn.Module) -> None:
     with safe_open(path, framework="pt") as file, torch.no_grad():
         for name, weight in module.named_parameters():
             weight.copy_(file.get_tensor(name))
-
-
-def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}

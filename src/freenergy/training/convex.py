@@ -6,11 +6,15 @@ NCE and its relatives are convex in E and E is linear in (w, b), so L-BFGS in fl
 learning rate and no randomness. Autograd goes through the objective alone, g = ∂objective / ∂E of [M, 1 + K] numbers;
 ∂/∂w = −zᵀ g + l2 · w is a matrix product.
 
+Objectives are means over windows, so value and slope are sums over chunks of windows, each weighted by its share of M.
+Features come as tensors or in ``Pieces``; with a ``scratch`` folder z stands on disk, and no array grows with M × F.
+
 Legend: M windows, K negatives of each. Where windows are read at several cuts, each cut of each is a row of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -23,10 +27,13 @@ from freenergy.energies.features import FeatureEnergy
 from freenergy.errors import UserError
 from freenergy.partition.certificate import certified_gain
 from freenergy.protocols import Objective, Scores
+from freenergy.training.pieces import Pieces, laid_flat
 
-Features = tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]  # of the data [M, 1, F] and the negatives [M, K, F]
+# [M, 1 + K, F] in pieces, or of the data [M, 1, F] and of the negatives [M, K, F]
+Features = Pieces | tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]
 Offset = Float[Tensor, "_ _"]  # [M, 1 + K]
 _GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+_AT_ONCE = 1 << 22  # features that an evaluation has before it: 16 or 32 MB
 
 
 @final
@@ -58,12 +65,13 @@ def fit_convex(
     offset: Offset | None = None,
     *,
     iterations: int = 1000,
+    scratch: Path | None = None,
 ) -> Fit:
     """Set μ, σ, w and b of the parts to the optimum; ``offset`` is E_0 of [data, negatives], 0 where None.
 
     b is fitted in the first part alone, and stays 0 where the objective does not see a constant added to all energies.
     """
-    problem = _Problem(parts, features, objective, offset)
+    problem = _Problem(parts, features, objective, offset, scratch)
     fit, at = problem.solve(l2, np.zeros(problem.size), iterations)
     problem.keep(at)
     return fit
@@ -79,9 +87,10 @@ def choose_l2(
     held_out_offset: Offset | None = None,
     *,
     iterations: int = 1000,
+    scratch: Path | None = None,
 ) -> Choice:
     """Fit with each penalty, strongest first, each from where the last one ended; keep the best on held-out windows."""
-    problem = _Problem(parts, features, objective, offset)
+    problem = _Problem(parts, features, objective, offset, scratch)
     at, table, fits = np.zeros(problem.size), [], []
     for l2 in sorted(grid, reverse=True):
         fit, at = problem.solve(l2, at, iterations)
@@ -105,6 +114,7 @@ def cross_fitted(
     *,
     folds: int = 4,
     cuts: int = 1,
+    scratch: Path | None = None,
 ) -> Float[Tensor, "M candidates"]:
     """Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
 
@@ -112,14 +122,16 @@ def cross_fitted(
     With several ``cuts`` the windows stand there so many times over, and all cuts of a window are left out together.
     """
     kept = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
-    windows = len(features[0][0]) // cuts
+    every = [_pieces(each) for each in features]
+    rows, candidates, _ = every[0].shape
+    windows = rows // cuts
     fold = (torch.arange(windows) % folds).repeat(cuts)
-    E = torch.zeros(len(fold), features[0][0].shape[1] + features[0][1].shape[1], dtype=torch.float64)
+    E = torch.zeros(rows, candidates, dtype=torch.float64)
     for k in range(min(folds, windows) if windows > 1 else 0):  # one window alone has no others to learn from
         others, own = fold != k, fold == k
-        some = [(data[others], negatives[others]) for data, negatives in features]
-        fit_convex(parts, some, objective, l2, None if offset is None else offset[others])
-        E[own] = joint_energy(parts, [(data[own], negatives[own]) for data, negatives in features]).cpu()
+        some = [each.some(others) for each in every]
+        fit_convex(parts, some, objective, l2, None if offset is None else offset[others], scratch=scratch)
+        E[own] = joint_energy(parts, [each.some(own) for each in every])
     for part, state in zip(parts, kept, strict=True):
         part.load_state_dict(state)
     return E
@@ -129,10 +141,14 @@ def cross_fitted(
 def joint_energy(parts: Sequence[FeatureEnergy], features: Sequence[Features]) -> Float[Tensor, "M candidates"]:
     """Σ_parts E of the data (first column) and the negatives."""
     columns = [
-        torch.cat([part.energy_of(data), part.energy_of(negatives)], dim=1)
-        for part, (data, negatives) in zip(parts, features, strict=True)
+        torch.cat([part.energy_of(piece).cpu() for piece in _pieces(each)])
+        for part, each in zip(parts, features, strict=True)
     ]
     return torch.stack(columns).sum(0)
+
+
+def _pieces(features: Features) -> Pieces:
+    return features if isinstance(features, Pieces) else Pieces.of(*features)
 
 
 @final
@@ -145,21 +161,22 @@ class _Problem:
         features: Sequence[Features],
         objective: Objective,
         offset: Offset | None,
+        scratch: Path | None = None,
     ) -> None:
         if not parts or len(parts) != len(features):
             raise UserError(f"{len(parts)} energies and features for {len(features)}: give features for each energy")
-        self.parts, self.objective = parts, objective
+        self.parts, self.objective, self.offset = parts, objective, offset
+        every = [_pieces(each) for each in features]
+        self.rows, self.columns, _ = every[0].shape
         self.z: list[np.ndarray] = []  # of each part [M, 1 + K, F]
-        for part, both in zip(parts, features, strict=True):
-            _check(part, both, features[0])
-            part.fit_scale(*both)
-            self.z.append(part.standardised(torch.cat(both, dim=1)).cpu().numpy())
-        M, columns, _ = self.z[0].shape
-        self.offset = torch.zeros(M, columns, dtype=torch.float64) if offset is None else offset.double().cpu()
+        for part, pieces in zip(parts, every, strict=True):
+            _check(part, pieces, every[0])
+            part.fit_scale_of(pieces)
+            self.z.append(laid_flat(map(part.standardised, pieces), pieces.shape, scratch))
         self.bounds = np.cumsum([0, *(z.shape[2] for z in self.z)])
         self.size = int(self.bounds[-1]) + 1
         # a ranking objective does not see a constant, and rounding would move b
-        self.has_bias = abs(self._value(self.offset + 1) - self._value(self.offset)) > 1e-9
+        self.has_bias = abs(self._value_at(1.0) - self._value_at(0.0)) > 1e-9
 
     def solve(
         self, l2: float, start: Float64[np.ndarray, " size"], iterations: int
@@ -176,17 +193,21 @@ class _Problem:
     def value_and_slope(
         self, at: Float64[np.ndarray, " size"], l2: float
     ) -> tuple[float, Float64[np.ndarray, " size"]]:
-        """The objective with its penalty, and its gradient."""
+        """The objective with its penalty, and its gradient: one pass over z."""
         w, b = at[:-1], at[-1]
-        logit = sum(z @ part.astype(z.dtype) for z, part in zip(self.z, self._split(w), strict=True))
-        energy = (self.offset - torch.from_numpy(np.asarray(logit, dtype=np.float64)) - b).requires_grad_()
-        value = self.objective(Scores(energy[:, :1]), Scores(energy[:, 1:])).value
-        (slope,) = torch.autograd.grad(value, energy)
-        g = -slope.numpy().ravel()
-        by_part = [z.reshape(len(g), -1).T @ g.astype(z.dtype) for z in self.z]
-        gradient = np.concatenate([*by_part, [g.sum() * self.has_bias]]).astype(np.float64)
+        value, gradient = 0.0, np.zeros(self.size)
+        for some in self._chunks():
+            z = [each[some] for each in self.z]
+            logit = sum(each @ part.astype(each.dtype) for each, part in zip(z, self._split(w), strict=True))
+            energy = (self._offset(some) - torch.from_numpy(np.asarray(logit, dtype=np.float64)) - b).requires_grad_()
+            loss = self._loss(energy)
+            (slope,) = torch.autograd.grad(loss, energy)
+            g = -slope.numpy().ravel()
+            by_part = [each.reshape(len(g), -1).T @ g.astype(each.dtype) for each in z]
+            value += float(loss.detach())
+            gradient += np.concatenate([*by_part, [g.sum() * self.has_bias]])
         gradient[:-1] += l2 * w
-        return float(value.detach()) + l2 * float(w @ w) / 2, gradient
+        return value + l2 * float(w @ w) / 2, gradient
 
     def keep(self, at: Float64[np.ndarray, " size"]) -> None:
         """Write the solution into the parts."""
@@ -198,16 +219,30 @@ class _Problem:
     def _split(self, w: Float64[np.ndarray, " F"]) -> list[np.ndarray]:
         return [w[i:j] for i, j in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
 
-    def _value(self, energy: Float[Tensor, "M candidates"]) -> float:
-        return float(self.objective(Scores(energy[:, :1]), Scores(energy[:, 1:])).value)
+    def _chunks(self) -> Iterator[slice]:
+        """Windows whose features are looked at together."""
+        step = max(1, _AT_ONCE // (self.columns * (self.size - 1)))
+        return (slice(first, min(first + step, self.rows)) for first in range(0, self.rows, step))
+
+    def _offset(self, some: slice) -> Float[Tensor, "chunk candidates"]:
+        if self.offset is None:
+            return torch.zeros(some.stop - some.start, self.columns, dtype=torch.float64)
+        return self.offset[some].double().cpu()
+
+    def _loss(self, energy: Float[Tensor, "chunk candidates"]) -> Float[Tensor, ""]:
+        """The part of the objective that these windows have."""
+        return self.objective(Scores(energy[:, :1]), Scores(energy[:, 1:])).value * (len(energy) / self.rows)
+
+    def _value_at(self, constant: float) -> float:
+        """The objective where every energy is the offset and a constant."""
+        return sum(float(self._loss(self._offset(some) + constant)) for some in self._chunks())
 
 
-def _check(part: FeatureEnergy, features: Features, first: Features) -> None:
+def _check(part: FeatureEnergy, features: Pieces, first: Pieces) -> None:
     """Features of the same windows and negatives for every part, one number for each of its weights."""
-    wanted = [(*block.shape[:2], len(part.names)) for block in first]
-    found = [tuple(block.shape) for block in features]
-    if found != wanted:
+    wanted = (*first.shape[:2], len(part.names))
+    if features.shape != wanted:
         raise UserError(
-            f"the features of {type(part).__name__} have shapes {found} and not {wanted}: compute those of every part "
-            "for the same windows and negatives"
+            f"the features of {type(part).__name__} have shape {features.shape} and not {wanted}: compute those of "
+            "every part for the same windows and negatives"
         )

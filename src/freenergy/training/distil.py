@@ -45,8 +45,9 @@ from freenergy.samplers.candidates import Candidates, weigh
 from freenergy.sequences import Sequences, SequenceSpace
 from freenergy.storage import read_json, write_json
 from freenergy.training.checkpoint import restore_weights, save_weights
-from freenergy.training.loop import Step, Validation, fit_watched
+from freenergy.training.loop import Step, fit_watched
 from freenergy.training.settings import Optimisation
+from freenergy.training.task import Validation
 
 
 @final

@@ -26,8 +26,9 @@ from freenergy.randomness import Rng
 from freenergy.sequences import Continuations
 from freenergy.training.contrast import Batch, Contrast, StoredContrast, cut, cuts
 from freenergy.training.feature_cache import own_energies
-from freenergy.training.loop import Step, Validation
+from freenergy.training.loop import Step
 from freenergy.training.settings import EnergyTraining
+from freenergy.training.task import Validation
 
 _MOST_NATS = 700.0  # a token: e to more is no number
 _ENOUGH_PAIRS = 5_000  # seen without leaving chance, before a word is said about it

@@ -7,6 +7,7 @@ the base, the tokenizer and the corpus), and the length that they are cut to. An
 in another product, finds them.
 """
 
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import final
@@ -23,6 +24,7 @@ from freenergy.progress import Progress
 from freenergy.sequences import Continuations
 from freenergy.storage import fingerprint, whole
 from freenergy.training.contrast import StoredContrast, cut
+from freenergy.training.pieces import Pieces
 
 
 @final
@@ -39,25 +41,33 @@ class FeatureCache:
         """The windows in order, chunk by chunk."""
         return list(torch.arange(len(self.contrast)).split(self.at_once))
 
-    def all_features(self, energy: FeatureEnergy, label: str, progress: Progress) -> Float[Tensor, "M candidates F"]:
-        """Features of every window, with a bar."""
-        parts = []
+    def pieces(self, energy: FeatureEnergy, label: str, progress: Progress) -> Pieces:
+        """Features of every window [M, 1 + K, F], chunk by chunk; what is not on disk is computed now, with a bar."""
         with progress.track(f"features of {type(energy).__name__}, {label}", len(self.contrast), "windows") as advance:
             for chunk in self.chunks():
-                parts.append(self.features(energy, chunk))
+                self.features(energy, chunk)
                 advance(len(chunk))
-        return torch.cat(parts)
+        shape = (len(self.contrast), 1 + self.contrast.store.per_prefix, len(energy.names))
+        return Pieces(shape, lambda: (self.features(energy, chunk) for chunk in self.chunks()))
 
     def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
         """Features of one chunk, float32, from disk where they are there."""
-        about = [version("freenergy"), energy.fingerprint, self.contrast.store.fingerprint, self.is_own, self.at_once]
-        mark = fingerprint(about if self.length is None else [*about, self.length])
-        path = self.folder / mark / f"{int(chunk[0]):05d}.safetensors"
+        path = _path(self.place(energy), chunk)
         if not path.is_file():
             found = self._read(energy, chunk).float().cpu().contiguous()
             with whole(path) as aside:
                 save_file({"features": found}, aside)
         return load_file(path)["features"]
+
+    def place(self, energy: FeatureEnergy) -> Path:
+        """The folder of the shards of an energy's features."""
+        about = [version("freenergy"), energy.fingerprint, self.contrast.store.fingerprint, self.is_own, self.at_once]
+        return self.folder / fingerprint(about if self.length is None else [*about, self.length])
+
+    def missing(self, energy: FeatureEnergy) -> list[int]:
+        """The numbers of the chunks whose features are not there."""
+        place = self.place(energy)
+        return [k for k, chunk in enumerate(self.chunks()) if not _path(place, chunk).is_file()]
 
     def _read(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
         x = self._strings(chunk)
@@ -80,6 +90,17 @@ class FeatureCache:
     def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
         """E of every window."""
         return torch.cat([self.energies(energy, chunk, rows) for chunk in self.chunks()])
+
+
+Ahead = Callable[[FeatureEnergy, FeatureCache, str, Progress], None]
+
+
+def nobody_ahead(energy: FeatureEnergy, cache: FeatureCache, label: str, progress: Progress) -> None:
+    """Features are computed when they are asked for."""
+
+
+def _path(place: Path, chunk: Int[Tensor, " chunk"]) -> Path:
+    return place / f"{int(chunk[0]):05d}.safetensors"
 
 
 def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N F"]:

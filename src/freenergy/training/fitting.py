@@ -9,15 +9,16 @@ nearly all pairs that they were fitted to, and a network would find nothing left
 
 With ``training.lengths`` above 1 every window is read at several cuts, each a row of its own for the objective.
 Choices between fits (l2, early stopping) are by the gain on whole continuations: they are the target.
+
+Several ranks train networks together. The first fits linear parts, and it alone writes; the others read what it wrote.
 """
 
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from jaxtyping import Float
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.int8 import int8_error, quantised
@@ -38,10 +39,12 @@ from freenergy.randomness import Rng
 from freenergy.storage import read_json, whole, write_json
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrast import StoredContrast, cuts
-from freenergy.training.convex import Features, choose_l2, cross_fitted
+from freenergy.training.convex import choose_l2, cross_fitted
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import fit_watched, read_records
+from freenergy.training.pieces import Pieces
+from freenergy.training.ranks import Ranks
 from freenergy.training.settings import EnergyTraining
 
 _SHOWN = 32  # windows that show an energy in int8 what its layers will read, and as many that measure its error
@@ -60,11 +63,15 @@ def train_energy(
     fitting.linear = set(linear)
     for i, part in enumerate(wanted):
         fitting.take(i, part, anew=i in linear and not is_fitted)
-    fitting.fit_linear()
+    if fitting.ranks.is_first:
+        fitting.fit_linear()
+    fitting.meet()
     for i in sorted(fitting.waiting):
         fitting.fit_network(i)
     parts = [fitting.done[i] for i in range(len(wanted))]
     energy = Product(parts) if isinstance(settings, ProductEnergy) else parts[0]
+    if not fitting.ranks.is_first:
+        return energy, {}
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
         path.unlink()
     told = {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
@@ -86,15 +93,15 @@ class _Fitting:
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
         self.linear: set[int] = set()
+        self.ranks = Ranks.found()
 
     def take(self, i: int, settings: PartEnergy, *, anew: bool) -> None:
         """Part i as it was left, or new."""
-        material, path = self.material, self.folder / f"part-{i}"
-        if (path / RECORD).is_file() and not anew:
-            self.done[i] = load_energy(path, base=material.base, tokenizer=material.corpus.tokenizer)
+        if (self.folder / f"part-{i}" / RECORD).is_file() and not anew:
+            self.done[i] = self._read(i)
             return
-        rng = self.rng.child("part", i)
-        energy = build_energy(settings, self.training, material, self.folder / f"trunk-{i}", rng, self.progress)
+        rng, trunk = self.rng.child("part", i), self.folder / f"trunk-{i}"
+        energy = build_energy(settings, self.training, self.material, trunk, rng, self.progress)
         if isinstance(settings, SavedEnergy):
             self.keep(i, energy, {"kind": "saved", "path": settings.path})
         elif isinstance(settings, LogitsEnergy):  # the base has learned it
@@ -109,24 +116,38 @@ class _Fitting:
             return
         if "train" not in self.caches:
             raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
-        learned = [_split(self._features(energy, "train", self.caches["train"])) for energy in parts.values()]
+        self._ahead(list(parts.values()))
+        learned = [self._features(energy, "train", self.caches["train"]) for energy in parts.values()]
         whole_ones = self.caches["validation"][-1:]
-        held_out = [_split(self._features(energy, "validation", whole_ones)) for energy in parts.values()]
+        held_out = [self._features(energy, "validation", whole_ones) for energy in parts.values()]
         self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
         offset = self._offset()
         offsets = (offset.train, offset.validation) if offset else (None, None)
         grid = self.training.l2
-        chosen = choose_l2(list(parts.values()), learned, held_out, self.training.objective, grid, *offsets)
+        scratch = self.material.features  # where there must be room for features anyway
+        objective = self.training.objective
+        chosen = choose_l2(list(parts.values()), learned, held_out, objective, grid, *offsets, scratch=scratch)
         if len(self.waiting) > len(parts):  # networks follow
             self.progress.say("fitting them again without each quarter of the windows, to see what they leave")
-            rest = (self.training.objective, chosen.l2, offsets[0])
-            E = cross_fitted(list(parts.values()), learned, *rest, cuts=len(self.cuts))
+            rest = (objective, chosen.l2, offsets[0])
+            E = cross_fitted(list(parts.values()), learned, *rest, cuts=len(self.cuts), scratch=scratch)
             with whole(self.folder / _LEFT) as aside:
                 save_file({"energy": E}, aside)
         for i, energy in parts.items():
             told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
             more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
             self.keep(i, energy, told | more)
+
+    def meet(self) -> None:
+        """All ranks have the linear parts from here on."""
+        self.ranks.barrier()
+        for i in self.linear & set(self.waiting):
+            self.done[i] = self._read(i)
+            del self.waiting[i]
+
+    def _read(self, i: int) -> nn.Module:
+        material = self.material
+        return load_energy(self.folder / f"part-{i}", base=material.base, tokenizer=material.corpus.tokenizer)
 
     def fit_network(self, i: int) -> None:
         """One network by gradient descent, on top of the parts that are done."""
@@ -168,8 +189,10 @@ class _Fitting:
 
     def keep(self, i: int, energy: nn.Module, told: dict[str, Any]) -> None:
         """A part is done: it stays as it is from here on."""
-        write_json(self.folder / f"part-{i}.json", told)
-        energy.eval().requires_grad_(False).save_pretrained(self.folder / f"part-{i}")  # type: ignore[operator]
+        energy.eval().requires_grad_(False)
+        if self.ranks.is_first:
+            write_json(self.folder / f"part-{i}.json", told)
+            energy.save_pretrained(self.folder / f"part-{i}")  # type: ignore[operator]
         self.done[i] = energy
         self.waiting.pop(i, None)
 
@@ -192,15 +215,16 @@ class _Fitting:
         folder, lengths = self.material.features, (*self.cuts[:-1], None)
         return [FeatureCache(folder, contrast, is_own=is_own, length=length) for length in lengths]
 
-    def _features(
-        self, energy: FeatureEnergy, label: str, caches: list[FeatureCache]
-    ) -> Float[Tensor, "rows candidates F"]:
+    def _ahead(self, parts: list[FeatureEnergy]) -> None:
+        """Let others compute features that will be asked for here, if anyone is there."""
+        for energy in parts:
+            for label, caches in self.caches.items():
+                for cache in caches:
+                    self.material.ahead(energy, cache, _words(label, cache), self.progress)
+
+    def _features(self, energy: FeatureEnergy, label: str, caches: list[FeatureCache]) -> Pieces:
         """Features of all windows, cut after cut."""
-        parts = []
-        for cache in caches:
-            at = label if cache.length is None else f"{label} at {cache.length} tokens"
-            parts.append(cache.all_features(energy, at, self.progress))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return Pieces.joined([cache.pieces(energy, _words(label, cache), self.progress) for cache in caches])
 
     def _offset(self) -> Offset | None:
         """The energies of the parts that are done, on all stored windows."""
@@ -218,12 +242,11 @@ class _Fitting:
         return Offset(total, torch.stack(parts).sum(0), held_out)
 
 
+def _words(label: str, cache: FeatureCache) -> str:
+    return label if cache.length is None else f"{label} at {cache.length} tokens"
+
+
 def steps_taken(folder: Path) -> dict[str, int]:
     """How long a network was trained, from its own records, whatever interrupted it."""
     records = read_records(folder)
     return {"steps": len(records), "best_step": max(record["step"] for record in records if record["is_best"])}
-
-
-def _split(features: Float[Tensor, "M candidates F"]) -> Features:
-    """Data and negatives."""
-    return features[:, :1], features[:, 1:]

@@ -3,18 +3,20 @@
     g = Σ over micro-batches of ∇ loss / accumulate,    g ← g · min(1, clip / ‖g‖),    θ ← AdamW(θ, g, lr(step))
     θ̄ ← d·θ̄ + (1 − d)·θ,   d = min(ema, (1 + step) / (10 + step))        (where ema > 0; θ̄ is validated and kept)
 
-A task says what its loss is and how good it is; the loop does the rest and yields a record a step. Step s draws all its
-randomness from ``rng.child("step", s)``, so a killed run goes on from its last checkpoint and ends with the same bits.
+A task says what its loss is and how good it is; the loop does the rest and yields a record a step. Micro-batch m of
+step s draws all its randomness from ``rng.child("step", s).child("micro", m)``, so a killed run goes on from its last
+checkpoint and ends with the same bits, and several ranks (``training.ranks``) do together what one would have done. The
+first of them writes. Asked to stop, all end after the step in hand, with a checkpoint.
 """
 
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -23,47 +25,16 @@ from freenergy.errors import DivergenceError
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
+from freenergy.stopping import Stopped, is_asked
 from freenergy.storage import write_text
 from freenergy.training.average import Average
-from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights
+from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights, whole_tensor
+from freenergy.training.ranks import Ranks
 from freenergy.training.settings import Optimisation
+from freenergy.training.spread import Spread, spread
+from freenergy.training.task import Stateful, Task
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """The held-out value that early stopping watches, lower is better; and what a person wants to know beside it."""
-
-    value: float
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@runtime_checkable
-class Task(Protocol):
-    """What is trained: a module, its loss on a micro-batch, and a number that should fall."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The module whose parameters are optimised."""
-        ...
-
-    def loss(self, step: int, micro: int, rng: Rng) -> Loss:
-        """The mean loss of one micro-batch; data are chosen by step and micro alone."""
-        ...
-
-    def validate(self) -> Validation:
-        """How good the module is on held-out data."""
-        ...
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A task that carries more than weights from step to step."""
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """Live tensors: a checkpoint keeps them, and fills them again."""
-        ...
+_BEST = "best.safetensors"
 
 
 @final
@@ -80,34 +51,52 @@ class Step:
     validation: float | None = None
     validation_metrics: dict[str, float] = field(default_factory=dict)
     is_best: bool = False
-    cpu_seconds: float = 0.0  # of all threads
+    cpu_seconds: float = 0.0  # of all threads and ranks
 
 
 def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[Step]:
     """Train, or go on training, in ``folder``; after the last record the module holds the best weights.
 
-    ``metrics.jsonl`` in the folder keeps every record.
+    ``metrics.jsonl`` in the folder keeps every record. Under a launcher all ranks call this.
     """
+    ranks = Ranks.found()
+    ranks.share(settings.accumulate)  # refused before anything is touched
+    with spread(task, ranks) as together:
+        yield from _steps(task, together, settings, folder, rng, ranks)
+        ranks.barrier()  # the best weights are on disk
+    restore_weights(folder / _BEST, task.module)
+    ranks.barrier()  # and may be removed
+
+
+def _steps(
+    task: Task, together: Spread, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
+) -> Iterator[Step]:
+    """A record a step, from the last checkpoint on."""
     optimiser = _optimiser(task.module, settings)
     average = Average(task.module, settings.ema)
-    path, best = folder / "checkpoint.safetensors", folder / "best.safetensors"
+    path, records = folder / "checkpoint.safetensors", folder / "metrics.jsonl"
     carried = task.state if isinstance(task, Stateful) else {}
     state = restore(path, task.module, optimiser, average, carried) if path.exists() else TrainingState()
-    _rewind(folder / "metrics.jsonl", state.step)
+    if ranks.is_first:
+        _rewind(records, state.step)
     saved_at = time.monotonic()
     while state.step < settings.steps and not _is_exhausted(state, settings):
         state.step += 1
-        record = _advance(task, optimiser, settings, state.step, rng)
+        record = _advance(task, together, optimiser, settings, state.step, rng, ranks)
         average.update(state.step)
         if state.step % settings.validate_every == 0 or state.step == settings.steps:
-            record = _validated(task, record, state, average, best)
-        with (folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-        if record.validation is not None or time.monotonic() - saved_at > settings.checkpoint_seconds:
-            save(path, task.module, optimiser, average, state, carried)
+            record = _validated(task, together, record, state, average, folder / _BEST, ranks)
+        if ranks.is_first:
+            with records.open("a") as file:
+                file.write(json.dumps(asdict(record)) + "\n")
+        is_late = time.monotonic() - saved_at > settings.checkpoint_seconds
+        is_late, is_stopped = ranks.any(is_late, is_asked())
+        if record.validation is not None or is_late or is_stopped:
+            save(path, task.module, optimiser, average, state, carried, ranks)
             saved_at = time.monotonic()
         yield record
-    restore_weights(best, task.module)
+        if is_stopped:
+            raise Stopped
 
 
 def fit_watched(
@@ -119,11 +108,14 @@ def fit_watched(
     label: str,
     line: Callable[[Step], str] = lambda record: f"loss {record.loss:.3f}",
 ) -> None:
-    """``fit`` to its end, under a bar with a line of words."""
+    """``fit`` to its end, under a bar with a line of words, which the first rank has."""
+    is_first = Ranks.found().is_first
     with progress.track(label, settings.steps, "steps") as advance:
         last = 0
         for record in fit(task, settings, folder, rng):
-            advance(record.step - last, line(record))
+            if is_first:
+                with suppress(Stopped):  # all ranks stop after the same step, and only ``fit`` knows which
+                    advance(record.step - last, line(record))
             last = record.step
 
 
@@ -142,29 +134,49 @@ def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
 
 
-def _advance(task: Task, optimiser: torch.optim.Optimizer, settings: Optimisation, step: int, rng: Rng) -> Step:
+def _advance(
+    task: Task,
+    together: Spread,
+    optimiser: torch.optim.Optimizer,
+    settings: Optimisation,
+    step: int,
+    rng: Rng,
+    ranks: Ranks,
+) -> Step:
     """One optimiser step."""
     begun, worked = time.monotonic(), time.process_time()
     rng = rng.child("step", step)
     task.module.train()
     optimiser.zero_grad()
-    total, metrics = 0.0, dict[str, float]()
+    seed, micros, losses = rng.integer(), ranks.share(settings.accumulate), list[Loss]()
     with torch.random.fork_rng(), _autocast(task.module, settings.precision):
-        torch.manual_seed(rng.integer())  # dropout's only source
-        for micro in range(settings.accumulate):
-            loss = task.loss(step, micro, rng.child("micro", micro))
-            (loss.value / settings.accumulate).backward()
-            total += loss.value.item() / settings.accumulate
-            for name, value in loss.metrics.items():
-                metrics[name] = metrics.get(name, 0.0) + value / settings.accumulate
-    norm = nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf).item()
+        for micro in micros:
+            torch.manual_seed(seed + micro)  # dropout's only source
+            own, is_last = rng.child("micro", micro), micro == micros[-1]
+            losses.append(together.backward(step, micro, own, share=len(micros), is_last=is_last))
+    total, metrics, statistics = _over_micros(losses, ranks)
+    if isinstance(task, Stateful):
+        task.settle(step, statistics)
+    norm = float(whole_tensor(nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf)))
     if not math.isfinite(total + norm):
         raise _diverged(step, f"loss {total}, gradient norm {norm}")
     for group in optimiser.param_groups:
         group["lr"] = settings.learning_rate_at(step)
     optimiser.step()
-    spent, cpu = time.monotonic() - begun, time.process_time() - worked
-    return Step(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu)
+    spent, cpu = time.monotonic() - begun, torch.tensor(time.process_time() - worked, dtype=torch.float64)
+    cpu_seconds = ranks.everyone(cpu).sum().item()
+    return Step(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu_seconds)
+
+
+def _over_micros(losses: list[Loss], ranks: Ranks) -> tuple[float, dict[str, float], dict[str, Tensor]]:
+    """Mean loss and metrics over the micro-batches of all ranks; statistics of every one of them."""
+    names = list(losses[0].metrics)
+    rows = [[loss.value.item(), *(loss.metrics[name] for name in names)] for loss in losses]
+    total, *means = ranks.micros(torch.tensor(rows, dtype=torch.float64)).mean(0).tolist()
+    statistics = {
+        name: ranks.micros(torch.stack([loss.statistics[name] for loss in losses])) for name in losses[0].statistics
+    }
+    return total, dict(zip(names, means, strict=True)), statistics
 
 
 def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
@@ -175,20 +187,23 @@ def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _validated(task: Task, record: Step, state: TrainingState, average: Average, best: Path) -> Step:
-    """Validate, and keep the weights if they are the best so far."""
+def _validated(
+    task: Task, together: Spread, record: Step, state: TrainingState, average: Average, best: Path, ranks: Ranks
+) -> Step:
+    """Validate, and keep the weights if they are the best so far; the first rank decides."""
     task.module.eval()
     with torch.no_grad(), average.in_place():
-        found = task.validate()
-        if not math.isfinite(found.value):
-            raise _diverged(record.step, f"validation {found.value}")
-        is_best = found.value < state.best_value
+        found = together.validate()
+        value = ranks.of_first(found.value)
+        if not math.isfinite(value):
+            raise _diverged(record.step, f"validation {value}")
+        is_best = value < state.best_value
         if is_best:
-            state.best_value, state.validations_since_best = found.value, 0
-            save_weights(best, task.module)
+            state.best_value, state.validations_since_best = value, 0
+            save_weights(best, task.module, ranks)
         else:
             state.validations_since_best += 1
-    return replace(record, validation=found.value, validation_metrics=found.metrics, is_best=is_best)
+    return replace(record, validation=value, validation_metrics=found.metrics, is_best=is_best)
 
 
 def _diverged(step: int, seen: str) -> DivergenceError:

@@ -25,8 +25,9 @@ from freenergy.networks.blocks import Blocks
 from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
-from freenergy.training.loop import Validation, fit_watched
+from freenergy.training.loop import fit_watched
 from freenergy.training.settings import Optimisation
+from freenergy.training.task import Validation
 
 _VALIDATION_TOKENS = 50_000
 

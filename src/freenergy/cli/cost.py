@@ -1,0 +1,37 @@
+"""``freenergy cost``: what a run will cost, before it is begun."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from freenergy.cli.root import AsJson, print_json
+
+
+def cost(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a recipe such as demo.")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting, as in --set evaluation.candidates=10000.")
+    ] = None,
+    devices: Annotated[int, typer.Option(help="How many devices share the work.")] = 1,
+    peak: Annotated[float, typer.Option(help="Operations a second of one device.")] = 1.8e11,
+    utilisation: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.5,
+    bandwidth: Annotated[float, typer.Option(help="Bytes a second that a device sends.")] = 1e10,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens, where the recipe does not say.")] = None,
+    windows: Annotated[int | None, typer.Option(help="Training windows that the text has.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run will cost: tokens, operations, bytes, and hours on devices of a kind."""
+    from freenergy.config import load_recipe
+    from freenergy.console.costs import show_costs
+    from freenergy.costs import Devices, Known, cost_of
+
+    kind = Devices(count=devices, peak=peak, utilisation=utilisation, bandwidth=bandwidth)
+    loaded = load_recipe(recipe, changes or [])
+    found = cost_of(loaded, Known(vocab_size=vocab_size, train_windows=windows, ranks=devices))
+    hours = {stage: kind.hours(each) for stage, each in found.items()}
+    if as_json:
+        stages = {stage: asdict(each) | {"hours": hours[stage]} for stage, each in found.items()}
+        print_json({"recipe": loaded.name, "devices": asdict(kind), "stages": stages})
+    else:
+        show_costs(found, hours, kind)

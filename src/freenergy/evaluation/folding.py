@@ -1,0 +1,70 @@
+"""Scores of candidates, folded chunk by chunk into what an evaluation tells.
+
+    chunk of windows × n candidates  →  numbers of each window:  bounds and diagnostics, curve, densities, chosen texts
+
+Memory holds one chunk, and of every window some hundred numbers; neither grows with n times the windows. Everything is
+a sum over a window's own candidates, so the chunks change no bit.
+"""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.corpus import Corpus
+from freenergy.evaluation.certified import WindowNumbers
+from freenergy.evaluation.curves import curve_numbers
+from freenergy.evaluation.densities import density_numbers
+from freenergy.evaluation.examples import Chooser, shown_window
+from freenergy.evaluation.scores import WindowScores
+from freenergy.randomness import Rng
+from freenergy.training.contrast import StoredContrast
+
+
+@final
+class Folding:
+    """Takes the windows in their order; ``samples`` of them are shown."""
+
+    def __init__(self, contrast: StoredContrast, corpus: Corpus, samples: int, versions: int, rng: Rng) -> None:
+        self._contrast, self._corpus, self._samples = contrast, corpus, samples
+        self._choose, self._seen = Chooser(versions, rng), 0
+        self._numbers: list[WindowNumbers] = []
+        self._tensors: dict[str, list[Tensor]] = {"base": [], "joint": [], "curve": [], "densities": []}
+        self.samples: list[dict[str, Any]] = []
+        self.examples: list[dict[str, Any]] = []
+
+    def add(self, scores: WindowScores) -> None:
+        """The next windows."""
+        found, columns = WindowNumbers.of(scores), self._choose(scores)
+        first = {name: chosen[:, 0] for name, chosen in columns.items()}
+        new = {"curve": curve_numbers(scores), "densities": density_numbers(scores, found.Z, first), **columns}
+        self._numbers.append(found)
+        for name, values in new.items():
+            self._tensors[name].append(values)
+        for w in range(min(len(scores.counts), self._samples - self._seen)):
+            x = self._contrast.all(torch.tensor([self._seen + w]))
+            sample, example = shown_window(x, scores, w, columns, self._corpus)
+            self.samples.append(sample)
+            self.examples.append(example)
+        self._seen += len(scores.counts)
+
+    @property
+    def numbers(self) -> WindowNumbers:
+        """Bounds and diagnostics of all windows."""
+        return WindowNumbers.cat(self._numbers)
+
+    @property
+    def columns(self) -> dict[str, Int[Tensor, "W versions"]]:
+        """Which candidates are ``base`` and ``joint`` text."""
+        return {name: torch.cat(self._tensors[name]) for name in ("base", "joint")}
+
+    @property
+    def curve(self) -> Float[Tensor, "W steps bounds"]:
+        """For ``curves.curve_of``."""
+        return torch.cat(self._tensors["curve"])
+
+    @property
+    def densities(self) -> Float[Tensor, "W models texts"]:
+        """For ``densities.densities_of``."""
+        return torch.cat(self._tensors["densities"])

@@ -1,0 +1,31 @@
+"""Where an evaluation keeps what is slow to make: shards that appear whole, below its folder.
+
+    windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows a shard
+    certified/<who>/    the same of each baseline on the windows of the joint model
+    scores/             log P_LM and E of candidates, some windows a shard
+    positions/          log P of each token, a window a shard
+
+Legend: <who> is ``base``, or the fingerprint of a baseline's name, since a baseline may be called base.
+"""
+
+from pathlib import Path
+
+from freenergy.storage import fingerprint
+
+WINDOWS = 4  # whose candidates are scored at once
+
+
+def log_probs_folder(folder: Path, baseline: str | None, *, is_certified: bool = False) -> Path:
+    """Of the base (None) or of a baseline; on the joint model's windows if ``is_certified``."""
+    who = "base" if baseline is None else fingerprint(baseline)
+    return folder / ("certified" if is_certified else "windows") / who
+
+
+def scores_folder(folder: Path) -> Path:
+    """Of candidates."""
+    return folder / "scores"
+
+
+def positions_folder(folder: Path) -> Path:
+    """Of single tokens."""
+    return folder / "positions"

@@ -1,0 +1,93 @@
+"""One file of a finished run is torn or one bit of it turned: noticed in a sentence, made anew, or without any effect.
+
+What no check guards, and why, stands in ``UNGUARDED``: a turned bit there may change what is read.
+"""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .children import sentence
+
+DRAWN = (".svg", ".png", ".html", ".md")  # for people: written anew with every report, or never read
+UNGUARDED = (
+    "evaluation/evaluation.json",  # the last word of a run, beside stage.json
+    "stage.json",
+    "recipe.json",  # an edited recipe is a recipe
+    "safetensors",  # weights and counts are not hashed whenever they are opened: that would read all of a large model
+    ".parquet",
+    ".bin",
+    ".npy",
+    "energy.json",
+    "config.json",
+    "record.json",
+)
+
+
+def tear(path, how):
+    """Cut in half, emptied, or with one bit turned in the middle; links to the file keep the old bytes."""
+    data = bytearray(path.read_bytes())
+    if how == "bit":
+        data[len(data) // 2] ^= 4
+    path.unlink()
+    path.write_bytes({"half": data[: len(data) // 2], "empty": b"", "bit": data}[how])
+
+
+def artefacts(folder):
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in DRAWN]
+    return [str(path.relative_to(folder)) for path in files if path.name not in (".lock", "metrics.jsonl")]
+
+
+def answers(begin, recipe, folder):
+    """What three commands say, without times: status and result of each."""
+    found = []
+    for command in (
+        ("run", recipe, "--out", folder, "--stage", "evaluation", "--json"),
+        ("evaluate", folder, "--json"),
+        ("sample", folder, "--prefix", "The", "--num", 2, "--candidates", 8, "--json"),
+    ):
+        status, out, err = begin(*command).wait()
+        assert status in (0, 2), f"{command}: {err[-3000:]}"
+        assert "Traceback" not in err
+        if status == 2:
+            sentence(err)
+        found.append((status, _timeless(json.loads(out)) if status == 0 else None))
+    return found
+
+
+def _timeless(value):
+    if isinstance(value, dict):
+        skipped = ("seconds", "cpu_seconds", "cost", "cached", "run", "seconds_of_steps")
+        return {key: _timeless(each) for key, each in value.items() if key not in skipped}
+    return [_timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def check(begin, recipe, whole, cases, tmp_path):
+    """Never a traceback; and a right answer, a refusal, or a file that is known to be unguarded."""
+    right = answers(begin, recipe, whole)
+    assert [status for status, _ in right] == [0, 0, 0]
+    for number, (name, how) in enumerate(cases):
+        folder = Path(shutil.copytree(whole, tmp_path / str(number), copy_function=os.link))
+        tear(folder / name, how)
+        for given, expected in zip(answers(begin, recipe, folder), right, strict=True):
+            if given[0] == 0 and given != expected:
+                assert how == "bit", f"{name}, {how}: wrong numbers in silence"
+                assert name.endswith(UNGUARDED), f"{name}, {how}: wrong numbers in silence"
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_few_torn_files(begin, recipes, whole, tmp_path):
+    cases = [(name, how) for name in artefacts(whole("counted")) for how in ("half", "empty", "bit")]
+    check(begin, recipes["counted"], whole("counted"), random.Random(2).sample(cases, 5), tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("how", ["half", "empty", "bit"])
+@pytest.mark.parametrize("name", ["counted", "trained"])
+def test_every_file_torn(begin, recipes, whole, tmp_path, name, how):
+    check(begin, recipes[name], whole(name), [(file, how) for file in artefacts(whole(name))], tmp_path)

@@ -1,0 +1,89 @@
+"""A whole run under torchrun and on one rank: the same numbers, and one goes on where the other was killed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from freenergy.storage import read_json
+
+BIT = """
+[negatives]
+per_prefix = 4
+windows = 24
+validation_windows = 16
+validation_per_prefix = 7
+[energy]
+kind = "bit"
+[training]
+negatives = 2
+[training.optimisation]
+steps = 12
+batch_size = 4
+accumulate = 2
+learning_rate = 1e-3
+warmup = 2
+validate_every = 4
+checkpoint_seconds = 0.0
+"""
+CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "base.optimisation.steps=12"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def started(recipe):
+    """Start the recipe in a folder, on one rank or two."""
+    recipe.write_text(recipe.read_text() + BIT)
+
+    def started(out, ranks):
+        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+        changes = [word for change in CHANGES for word in ("--set", change)]
+        command = [sys.executable, "-m", *launcher, "freenergy", "run", str(recipe), "--out", str(out), *changes]
+        return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return started
+
+
+def numbers(folder):
+    """The certified gain with its interval, and the perplexity of the base."""
+    found = read_json(folder / "evaluation" / "evaluation.json")
+    return found["joint"]["gain"], found["base"]["perplexity"]["token"]
+
+
+def finish(process):
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-2000:]
+    return out
+
+
+def test_two_ranks_find_what_one_finds(started, tmp_path):
+    finish(started(tmp_path / "one", 1))
+    out = finish(started(tmp_path / "two", 2))
+    assert out.count("The run is in") == 1  # one rank speaks
+    (gain, base), (same_gain, same_base) = numbers(tmp_path / "one"), numbers(tmp_path / "two")
+    assert same_base == pytest.approx(base, rel=1e-4)
+    low, high = gain["nats_interval"]
+    assert abs(same_gain["nats_per_sequence"] - gain["nats_per_sequence"]) < (high - low) / 4
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_killed_training_goes_on_on_another_number_of_ranks(started, tmp_path, before, after):
+    out = tmp_path / "run"
+    process = started(out, before)
+    records = out / "base" / "training" / "metrics.jsonl"
+    while not records.is_file() or len(records.read_text().splitlines()) < 5:
+        assert process.poll() is None, process.stderr.read()[-2000:]
+    for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        child.send_signal(signal.SIGKILL)
+    process.communicate()
+    finish(started(out, after))
+    finish(started(tmp_path / "straight", after))
+    assert len(records.read_text().splitlines()) == 12
+    (gain, base), (straight_gain, straight_base) = numbers(out), numbers(tmp_path / "straight")
+    assert base == pytest.approx(straight_base, rel=1e-4)
+    low, high = straight_gain["nats_interval"]
+    assert abs(gain["nats_per_sequence"] - straight_gain["nats_per_sequence"]) < (high - low) / 4
