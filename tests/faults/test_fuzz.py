@@ -32,7 +32,7 @@ def check(world, first, count):
 
 
 @pytest.mark.slow
-def test_three_hundred_inputs(world):
+def test_a_hundred_inputs(world):
     counts = check(world, 0, 100)
     kinds = {"recipe", "set", "experiment", "text", "lists", "prefixes", "run"}
     assert {name.split()[0] for name in counts} == kinds
