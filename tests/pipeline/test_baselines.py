@@ -183,7 +183,7 @@ def test_the_recipe_that_comes_with_the_package_has_the_base_and_the_energy_of_t
     assert names == ["longer", "balm", "ralm", "local-ngram", "local-probe", "local-both"]
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_kill_9_ends_with_the_same_bits(write_recipe, tmp_path, kill_when):
     path = write_recipe(tmp_path)
     path.write_text(path.read_text() + BASELINES)

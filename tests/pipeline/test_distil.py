@@ -36,10 +36,10 @@ CHANGES = [
     "evaluation.certified_windows=8",
 ]
 SHORT = Distilling(
-    draws=4,
-    validation_draws=4,
+    draws=8,
+    validation_draws=16,
     optimisation=Optimisation(
-        steps=6, batch_size=4, accumulate=2, learning_rate=1e-3, warmup=2, weight_decay=0.0, validate_every=2,
+        steps=6, batch_size=8, accumulate=2, learning_rate=3e-4, warmup=2, weight_decay=0.0, validate_every=2,
         checkpoint_seconds=0.0,
     ),
 )  # fmt: skip
@@ -202,7 +202,7 @@ distil(sys.argv[1], SHORT, sys.argv[2])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_kill_9_ends_with_the_same_bits(finished, distilled, tmp_path, kill_when):
     out, _ = distilled
     (tmp_path / "tests_of_distil.py").write_text(

@@ -67,7 +67,7 @@ def test_everything_of_a_joint_model_works(done):
     assert len(joint.score("The module", ["is", "was"]).candidates) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_killed_it_ends_with_the_same_bits(path, done, tmp_path, hashes, kill_when):
     """Kill −9 in the middle of E-ARM's steps; the averages of Z go on where they were."""
     folder = tmp_path / "run"

@@ -210,7 +210,7 @@ def test_numbers_of_other_settings_are_not_shown(copy):
     assert evaluate(copy)["windows"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_kill_9_while_a_text_is_evaluated(done, text, tmp_path, kill_when):
     """Killed while drawing, scoring and stepping; the end is as if nothing had happened."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
