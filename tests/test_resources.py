@@ -176,6 +176,27 @@ def test_a_source_distribution_is_not_asked_for_because_pip_would_run_it(world):
     assert not (world / "ran").exists()
 
 
+def test_what_pip_tidies_away_while_its_bytes_are_counted_counts_nothing(tmp_path):
+    (tmp_path / "stays").write_bytes(b"12345")
+    stop = threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            (tmp_path / "a/b").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "a/b/c").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "a")
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        counts = {routes._bytes_under(tmp_path) for _ in range(2000)}
+    finally:
+        stop.set()
+        other.join()
+    assert counts <= {5, 6}
+    assert 5 in counts
+
+
 def test_other_content_on_one_route_is_said_and_the_next_is_tried(world, monkeypatch):
     monkeypatch.setattr(routes, "snapshot", hub_with(world / "hub", ["something else\n"]))
     make_wheel(world / "index")

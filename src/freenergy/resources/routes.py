@@ -8,6 +8,7 @@ the test suite, which never touches the network. It asks for single files of the
 a machine without network moves on at once.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -146,12 +147,12 @@ def _watch(pip: "subprocess.Popen[bytes]", folder: Path, total: int, advance: Ad
 
 
 def _bytes_under(folder: Path) -> int:
+    """The bytes of all files below; what is tidied away while we look counts nothing, be it a file or a folder."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip tidies up while we look
-            continue
+    for parent, _, names in os.walk(folder):  # skips a folder that has gone, where Path.rglob raises
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
     return total
 
 
