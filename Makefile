@@ -15,9 +15,9 @@ test: $(READY)
 test-fast: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow and not faults"
 
-# Some twenty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
+# Some forty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
 test-faults: $(READY)
-	$(BIN)/pytest -n 2 -v -m faults
+	$(BIN)/pytest -n 2 -vv -m faults
 
 # About forty minutes; stopped, it goes on with BENCH=--continue. The last lines say what has become slower.
 bench: $(BENCH_READY)

@@ -25,8 +25,12 @@ NEEDS = {  # how many times as fast as generate
     ("gpt2-small", 256): {"ours": 5.5, "ours, fused": 8},
     ("llama-135m", 64): {"ours": 3},
 }
-RIVAL = {("six", 256): ((1, 64), (2, 32), (2, 64))}  # CTranslate2's settings
-LEFT_OUT = {("gpt2-small", 256): ["expanded cache"], ("six", 1024): ["expanded cache"]}  # minutes, and nothing new
+RIVAL = {("six", 256): ((1, 64), (2, 32), (2, 64), (2, 128))}  # CTranslate2's settings
+LEFT_OUT = {
+    **{("six", n): ["ours, fused"] for n in (1, 16)},  # for so few candidates these are the plain steps
+    **{key: ["expanded cache"] for key in (("gpt2-small", 256), ("six", 1024))},  # minutes, and nothing new
+}
+IN_PARTS = (("six", 256), ("six", 1024))  # where generate is also called for 64 candidates at a time
 MANY = 10_000
 PREFIXES, VOCABULARIES = (0, 30, 120, 480, 1000), (1000, 4000, 16_000, 64_000)
 CURVE = {"ours": 256, "ours, fused": 256, "expanded cache": 32}  # candidates drawn for a point
@@ -53,6 +57,8 @@ def decoding(name, n, rounds):
     prefix = ways.prefix_of(model)
     with tempfile.TemporaryDirectory() as folder:
         drawing = {way: make(model) for way, make in ways.WAYS.items() if way not in LEFT_OUT.get(key, ())}
+        if key in IN_PARTS:
+            drawing["generate, 64 at once"] = partial(ways.in_parts, drawing["generate"], 64)
         drawing |= ways.ctranslate2_ways(model, folder, RIVAL.get(key, ()))
         calls, warm = ({way: partial(draw, prefix, m) for way, draw in drawing.items()} for m in (n, min(n, 4)))
         times, peaks = measuring.with_peak(calls, min(rounds, ROUNDS.get(key, rounds)), warm)
@@ -139,9 +145,9 @@ def peak(way, n, beside=None):
     model = ways.made(ways.six())
     prefix = ways.prefix_of(model)
     ways.WAYS[way](model)(prefix, 2)
-    draw = ways.WAYS[way](model)  # anew, so that copies of weights that it makes for itself are counted
+    draw = ways.WAYS[way](model)
     few = [measuring.seconds(lambda: draw(prefix, int(beside))) for _ in range(4 if beside else 0)]
-    taken = []
+    draw, taken = ways.WAYS[way](model), []  # anew, so that copies of weights that it makes for itself are counted
     megabytes = measuring.growth(lambda: taken.append(measuring.seconds(lambda: draw(prefix, int(n)))))
     few += [measuring.seconds(lambda: draw(prefix, int(beside))) for _ in range(4 if beside else 0)]
     return [megabytes, *taken, *few]

@@ -48,18 +48,30 @@ def unmet(name, rows):
     return lines
 
 
+def other_processors(results, committed):
+    """Ratios of two kinds of processor are two things."""
+    lines = []
+    for name, result in results.items():
+        old, new = ((each or {}).get("processor") for each in (committed.get(name), result))
+        if old and new and old != new:
+            lines.append(f"{name}: the committed results are of another processor ({old}; this is {new})")
+    return lines
+
+
 def last_lines(results, committed, whole):
     """The end of a run, and whether it is a good one.
 
-    ``results`` and ``committed`` are rows by the benchmark's name; of a new benchmark nothing is committed.
+    ``results`` and ``committed`` are what benchmarks wrote, by name; of a new one nothing is committed (None).
     """
-    falls = [line for name in results for line in regressions(name, results[name], committed.get(name, []), whole)]
-    broken = [line for name, rows in results.items() for line in unmet(name, rows)]
-    count = sum(shared(rows, committed.get(name, [])) for name, rows in results.items())
+    now = {name: result["rows"] for name, result in results.items()}
+    then = {name: (committed.get(name) or {}).get("rows", []) for name in results}
+    falls = [line for name in now for line in regressions(name, now[name], then[name], whole)]
+    broken = [line for name, rows in now.items() for line in unmet(name, rows)]
+    counts = {name: shared(now[name], then[name]) for name in now}
     lines = [f"promise not met: {line}" for line in broken] or ["all promises are met"]
     lines += [f"regression: {line}" for line in falls]
-    if not count and not falls:
-        lines.append("there are no committed results to compare with")
-    elif not falls:
+    lines += [f"{name}: there are no committed results to compare with" for name, count in counts.items() if not count]
+    lines += other_processors(results, committed)
+    if (count := sum(counts.values())) and not falls:
         lines.append(f"all {count} ratios within {FALL:.0%} of the committed ones".replace("%", " %"))
     return lines, not falls and not broken

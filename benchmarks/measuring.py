@@ -17,6 +17,7 @@ stands in the row: "needs" (ratio), "needs_share", "at_most_seconds", "at_most_m
 import argparse
 import ctypes
 import json
+import platform
 import resource
 import statistics
 import subprocess
@@ -139,6 +140,7 @@ def main(
     if arguments.resume and arguments.out.is_file():
         result = json.loads(arguments.out.read_text())
     result |= {"name": name, "rounds": arguments.rounds, "quick": arguments.quick, "threads": torch.get_num_threads()}
+    result |= {"processor": processor()}
     for part, case in parts.items():
         if part in result["finished"] or (arguments.only and arguments.only not in part):
             continue
@@ -148,6 +150,17 @@ def main(
         result["finished"].append(part)
         result["rows"] += rows
         write_json(arguments.out, result)
+
+
+def processor() -> str:
+    """Its name, and how wide its vectors are."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return platform.processor() or platform.machine()
+    lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in lines.items()}
+    wide = [flag for flag in ("avx512f", "avx2") if flag in fields.get("flags", "").split()]
+    return ", ".join([fields.get("model name", platform.machine()), *wide[:1]])
 
 
 def _arguments(measure: Callable[[int, bool], list[Row]], name: str) -> argparse.Namespace:

@@ -27,6 +27,8 @@ def main():
     names = [name for name in scripts if arguments.only in (None, name)]
     committed = {name: then(arguments.benchmarks / "results" / f"{name}.json") for name in names}
     failed = []
+    for name in [] if arguments.resume else names:
+        (arguments.out / f"{name}.json").unlink(missing_ok=True)  # else --continue would take old results for new ones
     for name in names:
         print(f"== {name}", flush=True)
         if subprocess.run(command(scripts[name], name, arguments), check=False).returncode:
@@ -34,9 +36,7 @@ def main():
     found = {name: read(arguments.out / f"{name}.json") for name in names}
     found = {name: result for name, result in found.items() if result is not None}
     show(arguments)
-    lines, good = comparing.last_lines(
-        {name: result["rows"] for name, result in found.items()}, committed, not arguments.quick
-    )
+    lines, good = comparing.last_lines(found, committed, not arguments.quick)
     print("", *failed, *lines, sep="\n")
     sys.exit(0 if good and not failed else 1)
 
@@ -62,16 +62,15 @@ def command(script, name, arguments):
 
 
 def then(path):
-    """Rows of the committed result, or of the file as it is where git does not know it."""
+    """The committed result, or the file as it is where git does not know it; None where there is neither."""
     line = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         done = None
     if done is not None and not done.returncode:
-        return json.loads(done.stdout)["rows"]
-    result = read(path)
-    return [] if result is None else result["rows"]
+        return json.loads(done.stdout)
+    return read(path)
 
 
 def read(path):

@@ -81,6 +81,11 @@ def generate(model, prefix, n):
     )  # fmt: skip
 
 
+def in_parts(draw, most, prefix, n):
+    """The same n in several calls."""
+    return [draw(prefix, min(most, n - done)) for done in range(0, n, most)]
+
+
 @torch.no_grad()
 def expanded(model, prefix, n):
     """Tokens with log-probabilities, from a cache that holds the prefix n times."""

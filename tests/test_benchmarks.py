@@ -100,14 +100,20 @@ def test_promises():
     ]
 
 
+def of(*rows, processor="a"):
+    return {"a": {"rows": list(rows), "processor": processor}}
+
+
 def test_the_last_lines():
-    good, fine = comparing.last_lines({"a": [row(9.0), row(1.0, way="b")]}, {"a": [row(10.0)]}, whole=True)
+    good, fine = comparing.last_lines(of(row(9.0), row(1.0, way="b")), of(row(10.0)), whole=True)
     assert (good, fine) == (["all promises are met", "all 1 ratios within 20 % of the committed ones"], True)
-    first, fine = comparing.last_lines({"a": [row(9.0)]}, {}, whole=True)
-    assert (first[-1], fine) == ("there are no committed results to compare with", True)
-    bad, fine = comparing.last_lines({"a": [row(7.0, needs=8)]}, {"a": [row(10.0)]}, whole=True)
+    first, fine = comparing.last_lines(of(row(9.0)), {"a": None}, whole=True)
+    assert (first[-1], fine) == ("a: there are no committed results to compare with", True)
+    bad, fine = comparing.last_lines(of(row(7.0, needs=8)), of(row(10.0)), whole=True)
     assert [line.split(":")[0] for line in bad] == ["promise not met", "regression"]
     assert not fine
+    other, fine = comparing.last_lines(of(row(9.0)), of(row(10.0), processor="b"), whole=True)
+    assert "a: the committed results are of another processor (b; this is a)" in other
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["sample", "--help"]])

@@ -77,7 +77,7 @@ def _shared_prefix(*, fused: bool) -> tuple[bool, str]:
     model = build(preset("tiny").config(vocab_size=64, eos=0), Rng(0))
     lm = HuggingFaceLM(model, eos=0, fused=fused)
     contexts = Sequences.from_lists([[1, 2, 3], [4, 5]])
-    draws = lm.sample(contexts, 16, SequenceSpace(vocab_size=64, length=8), Rng(0))
+    draws = lm.sample(contexts, 70, SequenceSpace(vocab_size=64, length=8), Rng(0))
     lm.shares_prefix = False
     worst = float((draws.log_base - lm.log_prob(draws.x)).abs().max())
     wanted = "compiled steps" if fused else "own steps"

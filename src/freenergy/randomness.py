@@ -168,3 +168,7 @@ class Rows:
     def uniform(self, draw: int) -> Float[Tensor, "B N"]:
         """The number of each candidate that its draw ``draw``, counted from 0, takes."""
         return self._u[:, :, draw]
+
+    def numbers(self, draw: int) -> Float[Tensor, "B N"] | None:
+        """The same, or None where that draw takes none and has to go through ``categorical``."""
+        return self.uniform(draw)

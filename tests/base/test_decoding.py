@@ -438,16 +438,20 @@ def test_products_with_weights_laid_out_anew_are_the_same():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_copies_of_weights_are_kept_until_the_weights_change(compiled):
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("gpt2", "transformer.h.2.mlp.c_proj.weight"), ("llama", "model.layers.2.self_attn.v_proj.weight")],
+)
+def test_copies_of_weights_are_kept_until_the_weights_change(compiled, name, weight):
     """One copy at a time: an optimiser's step, or another place in memory, makes it anew."""
-    model = MODELS["gpt2"]()
+    model = MODELS[name]()
     decoder = Decoder.of(model, compiled=compiled)
     with torch.no_grad():
         first = read(model, Sequences.from_lists(CONTEXTS), ())
     copies = [decoder.starting(first, 3)(40).network.layers[0] for _ in range(2)]
     assert copies[0] is copies[1]
     with torch.no_grad():
-        model.transformer.h[2].mlp.c_proj.weight.mul_(1.5)
+        model.get_parameter(weight).mul_(1.5)
         first = read(model, Sequences.from_lists(CONTEXTS), ())
     changed = decoder.starting(first, 3)(40)
     assert changed.network.layers[0] is not copies[0]

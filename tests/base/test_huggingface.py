@@ -121,7 +121,7 @@ def test_an_architecture_of_unknown_attention_is_read_plainly(llama, monkeypatch
     assert not wrong.shares_prefix
     monkeypatch.undo()
     x = Continuations.from_lists([[1, 2, 3]], [[[5, 6], [7, 8]]])
-    torch.testing.assert_close(wrong.log_prob(x), llama.log_prob(x), atol=1e-5, rtol=0)
+    torch.testing.assert_close(wrong.log_prob(x), llama.log_prob(x), atol=1e-4, rtol=0)
 
 
 def test_every_way_to_sample_draws_the_same(llama, monkeypatch):

@@ -206,7 +206,10 @@ class HuggingFaceLM:
         def begin(some: slice) -> Callable[[int], Stepping]:
             return self._stepping(readable[some], space.length, layers)
 
-        sizes = {"rows": self._rows_at_once(space.length), "most_contexts": self._contexts_at_once(readable)}
+        contexts_at_once = self._contexts_at_once(readable)
+        if self._fast is not None:
+            contexts_at_once = min(contexts_at_once, self._fast.contexts_at_once(num, space.length))
+        sizes = {"rows": self._rows_at_once(space.length), "most_contexts": contexts_at_once}
         return in_chunks(begin, contexts, num, space, rng, truncation, draw=draw, **sizes)
 
     def _stepping(self, contexts: Sequences, length: int, layers: tuple[int, ...]) -> Callable[[int], Stepping]:

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from freenergy.errors import UserError
+from freenergy.storage import undamaged
 
 
 @final
@@ -67,4 +68,5 @@ def shape_in(folder: Path) -> Shape:
         raise UserError(
             f"the configuration in {folder} cannot be read ({reason}): give a checkpoint's folder"
         ) from None
-    return shape_of(config)
+    with undamaged(folder, "give another checkpoint"):
+        return shape_of(config)

@@ -186,12 +186,19 @@ def in_chunks(
     for b in range(0, len(contexts), per_chunk):
         some = slice(b, b + per_chunk)
         make = read(some)
-        counts = [(n, min(rows, num - n)) for n in range(0, num, rows)]
+        size = _alike(num, rows)
+        counts = [(n, min(size, num - n)) for n in range(0, num, size)]
         parts = [
             draw(make(k), contexts[some], k, space, rng.shift(contexts=b, candidates=n), truncation) for n, k in counts
         ]
         chunks.append(Draws.cat(parts, dim=1))
     return Draws.cat(chunks, dim=0)
+
+
+def _alike(num: int, most: int) -> int:
+    """``num`` in as few parts as ``most`` allows, about as large as each other: a few left over would be slow."""
+    parts = -(-num // most)
+    return min(most, -(-num // (64 * parts)) * 64)  # in blocks of the compiled steps
 
 
 def _picked(log_probs: Tensor, chosen: Tensor) -> Tensor:

@@ -123,3 +123,6 @@ class _FirstGivenRows(Rows):
             return self._inner.categorical(log_probs)
         first, self._first = self._first.to(log_probs.device), None
         return first
+
+    def numbers(self, draw: int) -> Float[Tensor, "B N"] | None:
+        return None if draw == 0 else self._inner.numbers(draw - 1)

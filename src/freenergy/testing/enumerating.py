@@ -89,6 +89,9 @@ class _EnumeratingRows(Rows):
     def categorical(self, log_probs: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
         return self._rng.categorical(log_probs)
 
+    def numbers(self, draw: int) -> None:
+        return None
+
 
 def branches(function: Callable[[Rng], T]) -> Iterator[tuple[float, T]]:
     """Every branch of a function of an Rng: its probability and its result."""

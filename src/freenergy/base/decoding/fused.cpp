@@ -2,8 +2,8 @@
 //
 //     x ← x + out(attention(qkv(norm(x)))),     x ← x + down(act(up(norm(x)))),     token ~ softmax(head · norm(x))
 //
-// Plain C functions on float arrays; the caller owns all memory. Work is shared among the threads that OpenMP has been
-// given, in portions that are taken one after the other: a core that is busy elsewhere holds up nobody.
+// Plain C functions on float arrays; the caller owns all memory. Work is shared among as many threads
+// as the caller says, in portions that are taken one after the other: a core that is busy elsewhere holds up nobody.
 //
 // Legend: B contexts, N candidates of each, in C blocks of 64 lanes (the last one may have idle lanes), K groups of G
 // heads, D features of a head, P prefix tokens, T suffix tokens so far, L of them in the end. Blocks of activations are
@@ -60,7 +60,7 @@ void score(const float* q, const float* keys, int64_t T, int64_t D, float* score
     const Vector* key = vectors(keys + t * D * kLanes);
     Vector sum[kVectors] = {};
     for (int64_t d = 0; d < D; ++d)
-#pragma GCC unroll 4
+#pragma GCC unroll 16
       for (int64_t c = 0; c < kVectors; ++c) sum[c] += vectors(q)[d * kVectors + c] * key[d * kVectors + c];
     for (int64_t c = 0; c < kVectors; ++c) vectors(scores)[t * kVectors + c] = sum[c];
   }
@@ -68,20 +68,21 @@ void score(const float* q, const float* keys, int64_t T, int64_t D, float* score
 
 // out += Σ_t weights[t] · value[t], four tokens at a time
 void mix(const float* weights, const float* values, int64_t T, int64_t D, float* out) {
-  for (int64_t t = 0; t < T; t += 4) {
-    Vector weight[4][kVectors];
-    const Vector* value[4];
-    for (int64_t i = 0; i < 4; ++i) {  // behind the end: the last token, with no weight
-      value[i] = vectors(values + std::min(t + i, T - 1) * D * kLanes);
-      for (int64_t c = 0; c < kVectors; ++c)
-        weight[i][c] = t + i < T ? vectors(weights)[(t + i) * kVectors + c] : Vector{};
-    }
-    for (int64_t at = 0; at < D * kVectors; at += kVectors)
+  for (int64_t t = 0; t < T; t += 4)
+    for (int64_t first = 0; first < kVectors; first += kAtOnce) {
+      Vector weight[4][kAtOnce];
+      const Vector* value[4];
+      for (int64_t i = 0; i < 4; ++i) {  // behind the end: the last token, with no weight
+        value[i] = vectors(values + std::min(t + i, T - 1) * D * kLanes);
+        for (int64_t c = 0; c < kAtOnce; ++c)
+          weight[i][c] = t + i < T ? vectors(weights)[(t + i) * kVectors + first + c] : Vector{};
+      }
+      for (int64_t at = first; at < D * kVectors; at += kVectors)
 #pragma GCC unroll 4
-      for (int64_t c = 0; c < kVectors; ++c)
-        vectors(out)[at + c] += (weight[0][c] * value[0][at + c] + weight[1][c] * value[1][at + c]) +
-                                (weight[2][c] * value[2][at + c] + weight[3][c] * value[3][at + c]);
-  }
+        for (int64_t c = 0; c < kAtOnce; ++c)
+          vectors(out)[at + c] += (weight[0][c] * value[0][at + c] + weight[1][c] * value[1][at + c]) +
+                                  (weight[2][c] * value[2][at + c] + weight[3][c] * value[3][at + c]);
+    }
 }
 
 // Vectors of numbers, one below the other, ``count`` of them: the largest.
@@ -163,8 +164,8 @@ extern "C" {
 
 // LayerNorm; RMSNorm where there is no bias.
 void fused_norm(const float* x, const float* weight, const float* bias, float* out, int64_t blocks, int64_t E,
-                float eps) {
-#pragma omp parallel for schedule(dynamic)
+                float eps, int threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t task = 0; task < blocks * kVectors; ++task) {
     const int64_t at = task / kVectors * E * kVectors + task % kVectors;
     const Vector* from = vectors(x) + at;
@@ -184,12 +185,12 @@ void fused_norm(const float* x, const float* weight, const float* bias, float* o
 // y = W·x + b, y += W·x + b, or its activation; SwiGLU has twice the outputs, the gate and then what it lets through.
 // Where x is large, some of its features at a time are multiplied with everything, so that they stay in the cache.
 void fused_affine(const float* weight, int64_t by_output, int64_t by_input, const float* bias, const float* x, float* y,
-                  int64_t blocks, int64_t inputs, int64_t outputs, int64_t how) {
+                  int64_t blocks, int64_t inputs, int64_t outputs, int64_t how, int threads) {
   const Matrix w = {weight, by_output, by_input};
   const int64_t x_step = inputs * kLanes, y_step = outputs * kLanes, aside = kChunk * kLanes;
   const int64_t few = std::max(kNear / (blocks * kLanes) / kDepth, int64_t{1}) * kDepth;
   const int64_t span = how == kSwiglu ? inputs : std::min(few, inputs);
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
   {
     float* through = how == kSwiglu ? new (std::align_val_t(64)) float[blocks * aside] : nullptr;
     for (int64_t i = 0; i < inputs; i += span) {
@@ -213,31 +214,35 @@ void fused_affine(const float* weight, int64_t by_output, int64_t by_input, cons
 void fused_attend(const float* qkv, int64_t features, const int64_t* at, const float* cosine, const float* sine,
                   int64_t half, float scaling, const float* prefix_keys, const float* prefix_values,
                   const int64_t* lengths, float* keys, float* values, float* out, int64_t B, int64_t C, int64_t K,
-                  int64_t G, int64_t D, int64_t P, int64_t T, int64_t L) {
-#pragma omp parallel
+                  int64_t G, int64_t D, int64_t P, int64_t T, int64_t L, int threads) {
+  const int64_t head = D * kLanes;
+#pragma omp parallel num_threads(threads)
   {
     float* q = new (std::align_val_t(64)) float[(D + P + T) * kLanes];
-    float* scores = q + D * kLanes;
+    float* scores = q + head;
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < B * C * K; ++task) {
-      const int64_t block = task / K, k = task % K, b = block / C, seen = lengths[b], head = D * kLanes;
-      const float *from = qkv + block * features * kLanes, *c = cosine + b * half, *s = sine + b * half;
+      const int64_t block = task / K, k = task % K, b = block / C, last = (task * L + T - 1) * head;
+      const float* from = qkv + block * features * kLanes;
+      turn(from + (at[2] + k * at[3]) * kLanes, cosine + b * half, sine + b * half, half, D, 1.0f, keys + last);
+      std::memcpy(values + last, from + (at[4] + k * at[5]) * kLanes, head * sizeof(float));
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < B * C * K * G; ++task) {
+      const int64_t group = task / G, block = group / K, k = group % K, b = block / C, seen = lengths[b];
+      const float *own_keys = keys + group * L * head, *own_values = values + group * L * head;
       const Matrix past = {prefix_keys + (b * K + k) * P * D, D, 1};
       const Matrix shown = {prefix_values + (b * K + k) * P * D, 1, D};
-      float *own_keys = keys + task * L * head, *own_values = values + task * L * head;
-      turn(from + (at[2] + k * at[3]) * kLanes, c, s, half, D, 1.0f, own_keys + (T - 1) * head);
-      std::memcpy(own_values + (T - 1) * head, from + (at[4] + k * at[5]) * kLanes, head * sizeof(float));
-      for (int64_t g = 0; g < G; ++g) {
-        alignas(64) float share[kLanes];
-        float* to = out + ((block * K + k) * G + g) * head;
-        turn(from + (at[0] + (k * G + g) * at[1]) * kLanes, c, s, half, D, scaling, q);
-        multiply(past, seen, D, q, 0, scores, 0, 1, false);
-        score(q, own_keys, T, D, scores + seen * kLanes);
-        powers(scores, seen + T, share);
-        multiply(shown, D, seen, scores, 0, to, 0, 1, false);
-        mix(scores + seen * kLanes, own_values, T, D, to);
-        for (int64_t i = 0; i < D * kVectors; ++i) vectors(to)[i] *= vectors(share)[i % kVectors];
-      }
+      const float* from = qkv + (block * features + at[0] + task % (K * G) * at[1]) * kLanes;
+      alignas(64) float share[kLanes];
+      float* to = out + task * head;
+      turn(from, cosine + b * half, sine + b * half, half, D, scaling, q);
+      multiply(past, seen, D, q, 0, scores, 0, 1, false);
+      score(q, own_keys, T, D, scores + seen * kLanes);
+      powers(scores, seen + T, share);
+      multiply(shown, D, seen, scores, 0, to, 0, 1, false);
+      mix(scores + seen * kLanes, own_values, T, D, to);
+      for (int64_t i = 0; i < D * kVectors; ++i) vectors(to)[i] *= vectors(share)[i % kVectors];
     }
     operator delete[](q, std::align_val_t(64));
   }
@@ -247,10 +252,10 @@ void fused_attend(const float* qkv, int64_t features, const int64_t* at, const f
 // entropy and the log of its rank. ``logits`` is room for [blocks, V, 64], ``numbers`` for [3, blocks, M, 64].
 void fused_draw(const float* weight, int64_t by_output, int64_t by_input, const float* bias, const float* x,
                 const double* u, int64_t blocks, int64_t E, int64_t V, float* logits, float* numbers, int64_t* tokens,
-                double* log_p, double* entropy, double* log_rank) {
+                double* log_p, double* entropy, double* log_rank, int threads) {
   const int64_t M = (V + kBlock - 1) / kBlock, all = blocks * M * kLanes;
   const Matrix w = {weight, by_output, by_input};
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t m = 0; m < M; ++m) {
     const int64_t first = m * kBlock, some = std::min(kBlock, V - first);
     float* y = logits + first * kLanes;
@@ -261,7 +266,7 @@ void fused_draw(const float* weight, int64_t by_output, int64_t by_input, const 
       weigh(part, some, number, number + all, entropy ? number + 2 * all : nullptr);
     }
   }
-#pragma omp parallel
+#pragma omp parallel num_threads(threads)
   {
     double* masses = new double[M];
 #pragma omp for schedule(dynamic, 16)

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -54,7 +54,7 @@ def _functions() -> Functions | None:
         return None
     functions = {name: getattr(library, name) for name in _SIGNATURES}
     for name, types in _SIGNATURES.items():
-        functions[name].argtypes, functions[name].restype = types, None
+        functions[name].argtypes, functions[name].restype = [*types, ctypes.c_int], None
     return functions
 
 
@@ -66,13 +66,23 @@ def _library() -> ctypes.CDLL | None:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         name = fingerprint([_SOURCE.read_text(), _PRODUCTS.read_text(), version, list(_FLAGS), _processor()])
         path = cache_folder() / "compiled" / f"fused-{name}.so"
-        if not path.is_file():
-            with whole(path) as aside:
-                command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)]
-                subprocess.run(command, capture_output=True, check=True)
-        return ctypes.CDLL(str(path))
+        return (_loaded(path) if path.is_file() else None) or _compiled(compiler, path)
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """A library of the cache, or None where it is damaged or made for another system."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def _compiled(compiler: str, path: Path) -> ctypes.CDLL:
+    with whole(path) as aside:
+        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
+    return ctypes.CDLL(str(path))
 
 
 def _processor() -> str:
@@ -87,12 +97,12 @@ def _processor() -> str:
 
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_SIGNATURES = {
+_SIGNATURES: dict[str, list[Any]] = {
     "fused_norm": [_POINTER] * 4 + [_INT] * 2 + [_FLOAT],
     "fused_affine": [_POINTER, _INT, _INT] + [_POINTER] * 3 + [_INT] * 4,
     "fused_attend": [_POINTER, _INT] + [_POINTER] * 3 + [_INT, _FLOAT] + [_POINTER] * 6 + [_INT] * 8,
     "fused_draw": [_POINTER, _INT, _INT] + [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 6,
-}
+}  # and the number of threads
 _PLAIN, _ADD, _GELU, _SWIGLU = range(4)  # what follows a product
 
 
@@ -198,7 +208,8 @@ class Fused:
     def _call(self, name: str, *arguments: Tensor | int | float | None) -> None:
         """Tensors are passed by address: contiguous but for weights, float32 unless ``fused.cpp`` says otherwise."""
         # not isinstance, which torch answers in Python
-        self._functions[name](*[a.data_ptr() if type(a) is Tensor else a for a in arguments])
+        values = [a.data_ptr() if type(a) is Tensor else a for a in arguments]
+        self._functions[name](*values, torch.get_num_threads())
 
 
 def _matrix(product: Affine) -> tuple[Tensor, int, int, Tensor | None]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.base.decoding import fused
-from freenergy.base.decoding.families import Affine, Network, Norm, take_apart
+from freenergy.base.decoding.families import Affine, Network, take_apart
 from freenergy.base.decoding.plain import Plain
 from freenergy.base.decoding.sampling import rows_at_once
 from freenergy.base.decoding.step import FastStepper, Kernels
@@ -50,8 +50,10 @@ class Decoder:
             return None
         with torch.no_grad():
             plain = log_prob_whole(model, x, rows=8)
-            ways = [decoder.kernels_for(num) for num in (1, fused.FEWEST)][: 1 + compiled]
-            return decoder if all(decoder._gives(plain, x, kernels) for kernels in ways) else None
+            if not decoder._gives(plain, x, Plain()):
+                return None
+            decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels)
+            return decoder
 
     @property
     def kernels(self) -> Kernels:
@@ -87,12 +89,18 @@ class Decoder:
         """How many candidates of ``length`` tokens to sample at once."""
         return rows_at_once(self.network, length)
 
+    def contexts_at_once(self, num: int, length: int) -> int:
+        """Of how many contexts ``num`` candidates are sampled at once; compiled steps have room for whole blocks."""
+        if not isinstance(self.kernels_for(num), Plain):
+            num = -(-num // fused.LANES) * fused.LANES
+        return max(1, self.rows_at_once(length) // num)
+
     def starting(self, first: First, length: int, layers: tuple[int, ...] = ()) -> Callable[[int], FastStepper]:
         """What makes steppers of any number of continuations of contexts that have been read."""
         network = self.network
 
         def stepper(num: int) -> FastStepper:
-            kernels = self.kernels_for(num)
+            kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else Plain()
             return FastStepper(self._for(network, kernels), first, num, length, layers, kernels)
 
         return stepper
@@ -102,7 +110,7 @@ class Decoder:
         is_plain = isinstance(kernels, Plain)
         if is_plain and not network.can_pack:
             return network
-        state = (is_plain, *_state(network))
+        state = (is_plain, *(number for weight in self.model.parameters() for number in _state(weight)))
         if self._laid_out is None or self._state != state:
             change = Affine.with_packed if is_plain else Affine.by_output
             head = change(network.head) if is_plain else network.head  # compiled steps take it as it is
@@ -128,10 +136,6 @@ def _places(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(weight.data_ptr() for weight in model.parameters())
 
 
-def _state(network: Network) -> tuple[int, ...]:
-    """Changes whenever weights are moved or written to."""
-    parts: list[Affine | Norm] = [network.norm, network.head]
-    for layer in network.layers:
-        parts += [layer.norm, layer.qkv, layer.out, layer.norm_up, layer.up, layer.down]
-    tensors = [tensor for part in parts for tensor in (part.weight, part.bias) if tensor is not None]
-    return tuple(number for tensor in tensors for number in (tensor.data_ptr(), tensor._version))
+def _state(weight: Tensor) -> tuple[int, int]:
+    """Changes whenever the weight is moved or written to, unless it is written to through ``.data``."""
+    return weight.data_ptr(), weight._version

@@ -16,19 +16,27 @@
 
 namespace {
 
-typedef float Vector __attribute__((vector_size(64), may_alias));
-typedef int32_t Wholes __attribute__((vector_size(64), may_alias));
+// As wide as the registers: wider vectors would be taken apart element by element.
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef int32_t Wholes __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
-constexpr int64_t kWidth = 16;                 // candidates in a vector
+constexpr int64_t kWidth = VECTOR_BYTES / 4;   // candidates in a vector
 constexpr int64_t kLanes = 64;                 // candidates in a block
 constexpr int64_t kVectors = kLanes / kWidth;  // vectors of one feature of a block
 constexpr int64_t kTile = 6;                   // outputs at once
 constexpr int64_t kDepth = 256;                // inputs at once: weights of a tile stay in the first cache
 constexpr int64_t kChunk = 4 * kTile;          // outputs that a thread takes on
-#ifdef __AVX512F__
-constexpr int64_t kAtOnce = kVectors;  // vectors of a feature in registers
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t kAtOnce = 4;  // vectors of a feature in registers: 24 of 32 with a tile's
 #else
-constexpr int64_t kAtOnce = 1;
+constexpr int64_t kAtOnce = 2;  // 12 of 16
 #endif
 
 inline Vector* vectors(float* x) { return reinterpret_cast<Vector*>(x); }

@@ -18,7 +18,7 @@ from freenergy.base.decoding.fused import LANES, Fused
 from freenergy.base.decoding.step import FastStepper
 from freenergy.base.traces import Trace
 from freenergy.protocols import Draws, Truncation
-from freenergy.randomness import Rng, Rows
+from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 _LOGITS = 2**23  # numbers of logits held at once: 32 MB in float32
@@ -105,7 +105,8 @@ class _Walk:
     def _draw(self, t: int, hidden: Tensor | None) -> Int[Tensor, "B N"]:
         """A token for each candidate; the numbers of a trace go to column t."""
         (B, N, _), V = self._tokens.shape, self._stepper.log_first.shape[1]
-        u = _uniforms(self._rows, t)
+        numbers = self._rows.numbers(t)
+        u = None if numbers is None else numbers.flatten()
         kernels, head = self._stepper.kernels, self._stepper.network.head
         if u is not None and hidden is not None and self._truncation.is_identity and isinstance(kernels, Fused):
             return self._keep(t, [kernels.draw(hidden, head, u.view(B, N), self._is_traced)])
@@ -145,8 +146,3 @@ class _Walk:
         if self._is_traced:
             states = self._stepper.states.double() * running[..., None, None]
             self._states = states if self._states is None else self._states + states
-
-
-def _uniforms(rows: Rows, t: int) -> Float[Tensor, " R"] | None:
-    """The rows' own numbers of step t, where they have any: an enumerating test has none."""
-    return rows.uniform(t).flatten() if type(rows) is Rows else None
