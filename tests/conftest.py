@@ -1,7 +1,13 @@
-"""What all tests share: no network, reproducible examples, one budget for statistical tests."""
+"""What all tests share: no network, reproducible examples, one budget for statistical tests, small real runs."""
 
+import ast
+import importlib
+import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -60,3 +66,148 @@ def call(monkeypatch, capsys):
         return status, out, err
 
     return call
+
+
+# a small real corpus for whole runs: the documentation of Python's own modules
+MODULES = [
+    "argparse", "ast", "bisect", "calendar", "collections", "configparser", "contextlib", "copy", "csv",
+    "datetime", "decimal", "difflib", "fractions", "functools", "gettext", "glob", "gzip", "heapq", "inspect",
+    "json", "locale", "logging", "optparse", "os", "pathlib", "pickle", "platform",
+    "pprint", "queue", "random", "re", "sched", "shelve", "shlex", "shutil", "socket", "statistics", "string",
+    "struct", "tarfile", "textwrap", "threading", "timeit", "tokenize", "traceback", "types", "typing",
+    "uuid", "warnings", "zipfile",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory):
+    """One JSON line a module."""
+    path = tmp_path_factory.mktemp("text") / "python.jsonl"
+    path.write_text("".join(json.dumps({"text": _documentation(name)[:20_000]}) + "\n" for name in MODULES))
+    return path
+
+
+def _documentation(name):
+    """The docstrings in a module's source: the same on every machine, where pydoc would also show its environment."""
+    tree = ast.parse(Path(importlib.import_module(name).__file__).read_text())
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    return "\n\n".join(dict.fromkeys(text for node in nodes if (text := ast.get_docstring(node))))
+
+
+@pytest.fixture
+def recipe(write_recipe, tmp_path):
+    """A recipe whose stages take seconds."""
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def write_recipe(corpus_file):
+    """Writes that recipe into a folder."""
+
+    def write(folder):
+        path = folder / "small.toml"
+        path.write_text(RECIPE.format(corpus_file=corpus_file))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def hashes():
+    """What is in a run's folder, to compare two of them."""
+    from freenergy.storage import file_hash
+
+    def hashes(folder):
+        """Every file that a run makes, except records of times and places."""
+        skipped = {"metrics.jsonl", ".lock", "report.html"}  # the page tells what each stage has cost
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skipped]
+        found = {}
+        for path in files:
+            name = str(path.relative_to(folder))
+            if path.name == "stage.json":
+                record = json.loads(path.read_text())
+                record["summary"].pop("seconds_of_steps", None)
+                found[name] = [record["key"], record["summary"]]
+            else:
+                found[name] = file_hash(path)
+        return found
+
+    return hashes
+
+
+@pytest.fixture(scope="session")
+def kill_when():
+    """Kill -9 at a chosen moment."""
+
+    def kill_when(command, condition, environment):
+        """Start a command, and kill -9 it as soon as the condition holds."""
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            deadline = time.monotonic() + 300
+            while not condition():
+                assert process.poll() is None, process.stderr.read().decode()[-500:]
+                assert time.monotonic() < deadline, "the moment to kill at never came"
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+    return kill_when
+
+
+RECIPE = """
+name = "small"
+seed = 1
+[corpus]
+source = "{corpus_file}"
+prefix = 12
+continuation = 4
+validation_share = 0.2
+test_share = 0.2
+[tokenizer]
+vocab_size = 400
+[base]
+preset = "tiny"
+block = 16
+dropout = 0.1
+validation_tokens = 500
+[base.optimisation]
+steps = 40
+batch_size = 4
+accumulate = 2
+validate_every = 10
+checkpoint_seconds = 0.0
+[evaluation]
+windows = 20
+samples = 2
+"""
+
+
+ENERGY = """
+[negatives]
+per_prefix = 4
+windows = 24
+validation_windows = 16
+validation_per_prefix = 7
+[energy]
+kind = "ngram"
+order = 2
+[[baselines]]
+kind = "local"
+name = "counts"
+order = 2
+windows = 10
+"""
+CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "evaluation.position_windows=2",
+           "evaluation.position_draws=4"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def joint_run(write_recipe, tmp_path_factory):
+    """A finished run with a counted base, whose stages take no time, and an energy of n-gram features; its recipe."""
+    from freenergy import load_recipe, run
+
+    folder = tmp_path_factory.mktemp("joint")
+    path = write_recipe(folder)
+    head, tail = path.read_text().split("[base]")
+    path.write_text(f'{head}[base]\nkind = "ngram"\norder = 2\n[evaluation]{tail.split("[evaluation]")[1]}{ENERGY}')
+    list(run(load_recipe(str(path), CHANGES), folder / "run"))
+    return folder / "run", path

@@ -15,11 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
 from freenergy.errors import UserError
+
+if TYPE_CHECKING:  # slow to import, and only some read arrays
+    import numpy as np
+    from torch import Tensor
 
 _PART = ".part"
 _SAFETENSORS_PART = ".tmp??????"  # what that library writes to before it renames
@@ -38,11 +42,11 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         with room_on_disk(path):
             yield aside
-            _flush(aside)
+            flush(aside)
             if path.is_dir():
                 shutil.rmtree(path)
             aside.replace(path)
-            _flush(path.parent)
+            flush(path.parent)
     finally:
         _remove(aside)
 
@@ -96,11 +100,11 @@ def no_room(path: Path) -> UserError:
     return UserError(f"no room on disk to write {path}: free some space or choose another folder, then run it again")
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Make a file, a folder's files, or a rename survive a power cut."""
     if path.is_dir() and path.suffix == _PART:
         for child in path.rglob("*"):
-            _flush(child)
+            flush(child)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -119,15 +123,32 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+class _MissingError(UserError, KeyError):
+    """A KeyError for those who expect one, templates among them."""
+
+    __str__ = Exception.__str__
+
+
+class _Record(dict[str, Any]):
+    """A JSON object of a file; asked for what it does not have, it says so in one sentence."""
+
+    def __init__(self, values: Any = (), path: Path | None = None) -> None:
+        super().__init__(values)
+        self._path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise _MissingError(f"{self._path} has no {key!r}: delete it and run the stage that makes it again")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or say in one sentence why not."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda values: _Record(values, path))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, thousands of digits, brackets within brackets
         raise UserError(f"{path} is not JSON ({error}): delete it and run the stage that makes it again") from None
-    if not isinstance(value, dict):
+    if not isinstance(value, _Record):
         raise UserError(f"{path} holds no JSON object: delete it and run the stage that makes it again")
     return value
 
@@ -144,6 +165,25 @@ def undamaged(path: Path, remedy: str) -> Iterator[None]:
         raise UserError(f"{path} is damaged or of another version ({reason}): {remedy}") from error
 
 
+AGAIN = "delete it and run the same command again"
+
+
+def read_tensors(path: Path) -> "dict[str, Tensor]":
+    """Read a safetensors file, or say in one sentence why not."""
+    from safetensors.torch import load_file
+
+    with undamaged(path, AGAIN):
+        return _Record(load_file(path), path)
+
+
+def read_arrays(path: Path) -> "dict[str, np.ndarray]":
+    """The same, as arrays of numpy."""
+    from safetensors.numpy import load_file
+
+    with undamaged(path, AGAIN):
+        return _Record(load_file(path), path)
+
+
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
     """Two processes that write the same file would mix their lines."""
@@ -158,8 +198,8 @@ def alone_with(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # first: who has opened it meanwhile sees that it is gone
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -192,9 +232,9 @@ def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
         raise UserError(f"{path} is a folder: give the name of a file to write")
     with alone_with(path), room_on_disk(path), aside.open("ab+") as file:
         yield GrowingLines(file)
-        _flush(aside)
+        flush(aside)
         aside.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
 
 
 class GrowingLines:

@@ -120,3 +120,22 @@ def test_progress_hears_of_every_order() -> None:
 def test_bad_input_gives_one_sentence(stream: list[int], eos: int, order: int, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         count(np.array(stream, dtype=np.int64), vocab_size=3, eos=eos, order=order)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 50])
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, block: int, order: int) -> None:
+    """Of counts, of the tables of features beside them, and wherever documents end."""
+    from freenergy.base import ngram_counts
+    from freenergy.energies import ngram_tables
+
+    draws = np.random.default_rng(0)
+    for _ in range(5):
+        stream = np.append(draws.integers(5, size=300) * (draws.random(300) > 0.2), EOS)
+        whole = ngram_tables.NgramTables.fit(stream, vocab_size=5, eos=EOS, order=order, skips=(1, 2))
+        with monkeypatch.context() as patch:
+            patch.setattr(ngram_counts, "_BLOCK", block)
+            patch.setattr(ngram_tables, "_BLOCK", block)
+            parts = ngram_tables.NgramTables.fit(stream, vocab_size=5, eos=EOS, order=order, skips=(1, 2))
+        assert as_dict(parts.counts) == as_dict(whole.counts)
+        assert parts.fingerprint == whole.fingerprint

@@ -73,11 +73,11 @@ def test_it_starts_at_exactly_zero_and_keeps_the_contract(name):
 @pytest.mark.parametrize("over", ["continuation", "all"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sharing_the_prefix_equals_a_plain_reading(name, pool, over):
-    energy = moved(Unit(UnitEnergy(pool=pool, over=over), base(name)))
+    energy = moved(Unit(UnitEnergy(pool=pool, over=over), base(name, torch.float64)))
     found = energy(X).detach()
     for b, context in enumerate(X.contexts.lists()):
         for n, x in enumerate(X.lists()[b]):
-            assert abs(float(found[b, n]) - plainly(energy, context, x)) < 2e-5
+            assert abs(float(found[b, n]) - plainly(energy, context, x)) < 1e-9
 
 
 def test_an_empty_continuation_has_the_bias_alone():

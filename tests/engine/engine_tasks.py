@@ -1,7 +1,8 @@
-"""What the workers of these tests do: a module of its own, so that other processes can import it."""
+"""What the workers of these tests do, and how they are driven: a module that other processes can import."""
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from freenergy import Rng, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Windows
 from freenergy.negatives.sources import FromBase
 from freenergy.negatives.store import Identity, NegativeShards
+from freenergy.storage import file_hash
 
 V, P, L, K = 5, 4, 3, 6
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)
@@ -62,3 +64,23 @@ def draw(folder, k):
 def draw_by_worker(folder, k):
     """The mutant: randomness of whoever draws."""
     shards(folder, Rng(os.getpid())).make(k)
+
+
+def drawn(engine, do, folder):
+    """Hashes of the eight shards that an engine makes."""
+    list(engine.each(partial(do, folder), range(8)))
+    return {path.name: file_hash(path) for path in folder.glob("*.parquet")}
+
+
+def taking(numbers, taken):
+    """Numbers that tell when they are taken."""
+    for number in numbers:
+        taken.append(number)
+        yield number
+
+
+def asked_to_stop(engine, done):
+    """This process gets SIGTERM at the first result."""
+    for item, _ in engine.each(square, range(100)):
+        done.append(item)
+        signal.raise_signal(signal.SIGTERM)

@@ -1,7 +1,6 @@
 """Engines of one machine: all items once, whatever happens to workers, and the same bytes from all."""
 
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,34 +16,11 @@ from freenergy.engine.opening import open_engine
 from freenergy.engine.worker import Surroundings
 from freenergy.progress import Silent
 from freenergy.stopping import Stopped, stoppable
-from freenergy.storage import file_hash
-
-
-def hashes(folder):
-    return {path.name: file_hash(path) for path in folder.glob("*.parquet")}
-
-
-def drawn(engine, do, folder):
-    list(engine.each(partial(do, folder), range(8)))
-    return hashes(folder)
-
-
-def taking(numbers, taken):
-    """Numbers that tell when they are taken."""
-    for number in numbers:
-        taken.append(number)
-        yield number
-
-
-def asked_to_stop(engine, done):
-    for item, _ in engine.each(tasks.square, range(100)):
-        done.append(item)
-        signal.raise_signal(signal.SIGTERM)
 
 
 def test_here_works_in_order_and_takes_one_item_at_a_time():
     taken = []
-    results = Here().each(tasks.square, taking(range(5), taken))
+    results = Here().each(tasks.square, tasks.taking(range(5), taken))
     assert next(results) == (0, 0)
     assert taken == [0]
     assert list(results) == [(x, x * x) for x in range(1, 5)]
@@ -55,7 +31,7 @@ def test_here_works_in_order_and_takes_one_item_at_a_time():
 def test_here_stops_when_it_is_asked_to():
     done = []
     with stoppable(), pytest.raises(Stopped):
-        asked_to_stop(Here(), done)
+        tasks.asked_to_stop(Here(), done)
     assert done == [0]
 
 
@@ -118,7 +94,7 @@ def test_a_pool(tmp_path):
     """One pool for all of it, since processes take seconds to start."""
     with Pool(2) as pool:
         taken = []
-        results = pool.each(tasks.square, taking(range(9), taken))
+        results = pool.each(tasks.square, tasks.taking(range(9), taken))
         first = next(results)
         assert len(taken) <= 4, "no more than two a worker are taken ahead"
         assert sorted([first, *results]) == [(x, x * x) for x in range(9)]
@@ -127,10 +103,10 @@ def test_a_pool(tmp_path):
         with pytest.raises(UserError, match="three is refused"):
             list(pool.each(tasks.refuse_three, range(9)))
 
-        honest = drawn(Here(), tasks.draw, tmp_path / "here")
+        honest = tasks.drawn(Here(), tasks.draw, tmp_path / "here")
         assert len(honest) == 8
-        assert drawn(pool, tasks.draw, tmp_path / "pool") == honest
-        assert drawn(pool, tasks.draw_by_worker, tmp_path / "mutant") != honest
+        assert tasks.drawn(pool, tasks.draw, tmp_path / "pool") == honest
+        assert tasks.drawn(pool, tasks.draw_by_worker, tmp_path / "mutant") != honest
 
         (tmp_path / "tries").mkdir()
         found = sorted(item for item, _ in pool.each(partial(tasks.die_at_first, tmp_path / "tries"), range(9)))
@@ -139,14 +115,14 @@ def test_a_pool(tmp_path):
 
         done = []
         with stoppable(), pytest.raises(Stopped):
-            asked_to_stop(pool, done)
+            tasks.asked_to_stop(pool, done)
         assert len(done) < 5
 
 
 @pytest.mark.faults
 def test_an_item_that_kills_every_worker_is_given_up():
-    with Pool(1) as pool, pytest.raises(UserError, match=r"a worker has died 4 times over item 3 .*fewer workers"):
-        list(pool.each(tasks.die_always, [3]))
+    with Pool(2) as pool, pytest.raises(UserError, match=r"a worker has died 4 times over item 3 .*fewer workers"):
+        list(pool.each(tasks.die_always, range(9)))
 
 
 def test_make_ahead_leaves_this_process_alone(tmp_path):

@@ -1,6 +1,5 @@
 """Small runs to break: one whose base is counted, which takes no time, and one with networks in every stage."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -16,19 +15,6 @@ from freenergy import cli
 
 from . import mounting
 from .children import start, status_of
-
-
-def _pipeline():
-    """The fixtures of the pipeline's tests."""
-    path = Path(__file__).parents[1] / "pipeline" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("pipeline_fixtures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_FIXTURES = _pipeline()
-corpus_file, hashes = _FIXTURES.corpus_file, _FIXTURES.hashes
 
 HEAD = """
 name = "small"

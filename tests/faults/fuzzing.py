@@ -158,7 +158,9 @@ def _commands(run, world, of):
     sample = ["sample", run, "--prefix", "The", "--num", 1, "--candidates", 2, "--length", 2]
     again = ["run", world / f"{of}.toml", "--out", run, "--stage", "evaluation"]
     other = ["evaluate", run, "--windows", 2, "--candidates", 4]
-    return [sample, sample, again, ["evaluate", run], other, ["score", run, world / "lists.jsonl"], ["cite", run]]
+    changed = [*again, "--set", "training.l2=[0.25]"]  # what was computed for the energy before is read again
+    asked = [["evaluate", run], ["score", run, world / "lists.jsonl"], ["cite", run], ["report", run]]
+    return [sample, sample, again, changed, other, [*other, "--baselines"], *asked]
 
 
 def make_world(world):

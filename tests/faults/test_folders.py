@@ -28,6 +28,12 @@ def test_places_that_cannot_be_written(begin, recipes, whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_name_that_no_disk_takes(begin, whole):
+    whole("counted")
+    assert "name too long" in refused(begin("sample", "a" * 5000, "--num", 1).wait())
+
+
+@pytest.mark.slow
 def test_the_second_of_two_runs_refuses_and_the_first_is_not_disturbed(begin, recipes, whole, ends_as, tmp_path):
     out = tmp_path / "out"
     whole("counted")
@@ -76,4 +82,5 @@ def test_a_read_only_folder(begin, recipes, copy, can_mount):
     assert begin(*sample, before=lambda: read_only(folder)).wait()[0] == 0
     other = ("evaluate", folder, "--windows", 2, "--candidates", 4)
     assert "cannot write to" in refused(begin(*other, before=lambda: read_only(folder)).wait())
+    assert "Read-only file system" in refused(begin("report", folder, before=lambda: read_only(folder)).wait())
     assert os.access(folder, os.W_OK)

@@ -15,7 +15,7 @@ from freenergy.corpus import Windows
 from freenergy.negatives import mapped
 from freenergy.negatives.mapped import list_fingerprint
 from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.progress import Silent
 from freenergy.storage import fingerprint
 
@@ -34,7 +34,7 @@ def windows(num):
 def write(folder, num=23):
     lm = TabularLM.random(Rng(2), vocab_size=V, order=1)
     rows = Rng(3).permutation(num)
-    write_negatives(folder, rows, windows(num), FromBase(lm, SPACE), IDENTITY, Rng(1), Silent(), shard=8, batch=8)
+    NegativeShards(folder, rows, windows(num), FromBase(lm, SPACE), IDENTITY, Rng(1), shard=8, batch=8).write(Silent())
     return rows
 
 

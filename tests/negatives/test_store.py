@@ -12,7 +12,7 @@ import torch
 from freenergy import Rng, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.corpus import Windows
 from freenergy.negatives.sources import FromBase, Mixed, Stored
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.progress import Silent
 
 V, P, L, K = 5, 4, 3, 6
@@ -33,7 +33,9 @@ def windows():
 
 def write(folder, *, source=None, identity=IDENTITY, rows=ROWS, shard=5, batch=3, progress=None):
     source = source or FromBase(LM, SPACE)
-    write_negatives(folder, rows, windows(), source, identity, Rng(1), progress or Silent(), shard=shard, batch=batch)
+    NegativeShards(folder, rows, windows(), source, identity, Rng(1), shard=shard, batch=batch).write(
+        progress or Silent()
+    )
     return folder
 
 

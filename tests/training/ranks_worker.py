@@ -1,6 +1,6 @@
 """Two ranks train small tasks in several ways and write down what they saw; ``test_ranks`` starts and judges them.
 
-torchrun --nproc-per-node 2 ranks_worker.py FOLDER
+torchrun --nproc-per-node 2 ranks_worker.py FOLDER [short]
 """
 
 import copy
@@ -23,7 +23,7 @@ from freenergy.corpus import Windows
 from freenergy.energies.bit import Bit
 from freenergy.energies.settings import BitEnergy
 from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.networks.blocks import BlockData
 from freenergy.networks.causal import CausalNetwork
 from freenergy.objectives.earm import EARM
@@ -73,7 +73,7 @@ def bit(folder):
     for split, rows in (("train", torch.arange(60)), ("validation", torch.arange(60, 80))):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=space)
-        write_negatives(folder / split, rows, windows, FromBase(lm, space), identity, Rng(5), Silent())
+        NegativeShards(folder / split, rows, windows, FromBase(lm, space), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder / split, identity)))
     energy = Bit.from_base(BitEnergy(dropout=0.1), HuggingFaceLM(network(0.0), eos=0))
     settings = EnergyTraining(negatives=2, optimisation=CALM)
@@ -147,6 +147,14 @@ def in_all_ways(name, folder, scratch):
     return told
 
 
+def in_short(folder, scratch):
+    """A few steps of one task, alone and together, and from two ranks to one."""
+    with alone():
+        one, _ = train("text", scratch, folder / f"alone{RANKS.rank}", 14)
+    two, _ = train("text", scratch, folder / "two", 12)
+    return {"one": one, "two": two, "two then one": relay("text", scratch, folder / "relay", "two", "one", 14)}
+
+
 def relay(name, scratch, place, first, second, last):
     """Ten steps in one way, the rest in another; a rank by itself works on a copy of the folder."""
     folders = {way: place / (f"own{RANKS.rank}" if way == "one" else "shared") for way in WAYS}
@@ -208,8 +216,11 @@ if __name__ == "__main__":
     out = Path(sys.argv[1])
     RANKS = Ranks.found()
     scratch = out / f"scratch{RANKS.rank}"
-    told = {name: in_all_ways(name, out / name, scratch) for name in TASKS}
-    told["mutants"] = mutants(scratch, out / "mutants")
-    told["stopped"] = stopped(scratch, out / "stopped")
-    told["sharded"] = sharded_to_the_end(scratch, out / "sharded")
+    if sys.argv[2:] == ["short"]:
+        told = in_short(out, scratch)
+    else:
+        told = {name: in_all_ways(name, out / name, scratch) for name in TASKS}
+        told["mutants"] = mutants(scratch, out / "mutants")
+        told["stopped"] = stopped(scratch, out / "stopped")
+        told["sharded"] = sharded_to_the_end(scratch, out / "sharded")
     (out / f"told{RANKS.rank}.json").write_text(json.dumps(told))

@@ -14,7 +14,7 @@ from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.product import Product
 from freenergy.energies.settings import NgramEnergy
 from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.progress import Silent
 from freenergy.storage import file_hash
 from freenergy.training.contrast import FreshContrast, StoredContrast
@@ -57,7 +57,7 @@ def world(tmp_path_factory):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)
         folder = tmp_path_factory.mktemp(split)
-        write_negatives(folder, rows, windows, FromBase(lm, SPACE), identity, Rng(5), Silent())
+        NegativeShards(folder, rows, windows, FromBase(lm, SPACE), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder, identity)))
     return lm, truth, windows, *stored
 

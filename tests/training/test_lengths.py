@@ -20,7 +20,7 @@ from freenergy.energies.ngram_features import NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.settings import NgramEnergy
 from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import Identity, NegativeStore, write_negatives
+from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.pipeline.energy import STAGE
 from freenergy.pipeline.negatives import stored_identity
 from freenergy.progress import Silent
@@ -211,7 +211,7 @@ def world(tmp_path_factory):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)
         folder = tmp_path_factory.mktemp(split)
-        write_negatives(folder, rows, windows, FromBase(LM, SPACE), identity, Rng(5), Silent())
+        NegativeShards(folder, rows, windows, FromBase(LM, SPACE), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder, identity)))
     return windows, *stored
 

@@ -49,19 +49,33 @@ def test_a_lost_peer_ends_a_rank_without_a_word():
     assert ended.value.code == 1
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """What both ranks saw."""
-    folder = tmp_path_factory.mktemp("ranks")
+def on_two_ranks(folder, *more):
+    """What both saw."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    ended = subprocess.run([*launcher, WORKER, folder], env=environment, capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(
+        [*launcher, WORKER, folder, *more], env=environment, capture_output=True, text=True, timeout=600
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     return [json.loads((folder / f"told{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What both ranks saw of everything."""
+    return on_two_ranks(tmp_path_factory.mktemp("ranks"))
+
+
 def furthest(losses, others):
     return max(abs(a - b) for a, b in zip(losses, others, strict=True))
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_for_a_few_steps(tmp_path):
+    """The short form of what follows."""
+    for rank in on_two_ranks(tmp_path, "short"):
+        assert furthest(rank["two"], rank["one"][:12]) < CLOSE
+        assert furthest(rank["two then one"], rank["one"]) < CLOSE
 
 
 @pytest.mark.faults

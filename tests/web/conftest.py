@@ -1,10 +1,8 @@
 """A joint model of bytes that answers at once, a server on loopback around it, and a small real run."""
 
-import importlib.util
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -15,19 +13,6 @@ from freenergy import JointModel, Rng, SequenceSpace, TabularLM, Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
 
 EOS, LENGTH = 256, 6
-
-
-def _pipeline():
-    """The fixtures of the pipeline's tests, which make a small run."""
-    path = Path(__file__).parents[1] / "pipeline" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("pipeline_fixtures", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_FIXTURES = _pipeline()
-corpus_file, write_recipe, joint_run = _FIXTURES.corpus_file, _FIXTURES.write_recipe, _FIXTURES.joint_run
 
 
 def byte_tokenizer():

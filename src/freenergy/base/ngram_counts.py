@@ -10,13 +10,13 @@ of document ends.
 
 The n-grams of k tokens are the nodes of level k of a trie, and level 0 is the empty string. The key of a node is its
 parent's number · V + its last token; numbers follow the order of keys, so the children of a node lie side by side.
-A node takes 12 bytes. Counting a stream of T tokens takes about 120 · T bytes while it runs.
+A node takes 12 bytes. A stream is counted block by block, so that only the number of different n-grams takes memory.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
@@ -26,6 +26,7 @@ from freenergy.progress import Progress, Silent
 from freenergy.storage import fingerprint
 
 _SILENT = Silent()
+_BLOCK = 1 << 18  # tokens counted at once, or as many as there are n-grams by then: some 150 bytes each while it runs
 
 
 @final
@@ -86,35 +87,68 @@ def count(
     ([1, 1, 2], [1, 1, 1, 2])
     """
     _check(stream, vocab_size, eos, order)
-    tokens = stream.astype(np.int64)
-    after_eos = np.concatenate([[True], tokens[:-1] == eos])
-    context = np.zeros(len(tokens), dtype=np.int64)  # node of the k − 1 tokens before each place, −1 for none
-    ending = context  # node of the k − 1 tokens that end there
     levels: list[Level] = []
     with progress.track("counting n-grams", total=float(order), unit="orders") as advance:
         for k in range(1, order + 1):
-            places = np.flatnonzero(context >= 0)
-            keys, node, raw = np.unique(
-                context[places] * vocab_size + tokens[places], return_inverse=True, return_counts=True
-            )
+            found = _level(stream, [level.keys for level in levels], vocab_size, eos)
             if k > 1:
-                levels[-1] = _adjusted(levels[-1], node, ending[places], len(keys))
-            levels.append(Level(keys, raw.astype(np.int32)))
-            ending = np.full(len(tokens), -1, dtype=np.int64)
-            ending[places] = node
-            context = np.concatenate([[-1], ending[:-1]])
-            # right after EOS the start symbol is all that a context can see
-            context[after_eos] = np.searchsorted(keys, eos) if k == 1 else -1
+                levels[-1] = _adjusted(levels[-1], found.suffix)
+            levels.append(Level(found.keys, found.raw.astype(np.int32)))
             advance(1.0)
     return NgramCounts(vocab_size=vocab_size, eos=eos, levels=tuple(levels))
 
 
-def _adjusted(
-    level: Level, node: Int64[np.ndarray, " places"], suffix_at: Int64[np.ndarray, " places"], num_longer: int
-) -> Level:
+class _Found(NamedTuple):
+    """Different n-grams of some places: keys, ascending, how often they occur, nodes of all but their first token."""
+
+    keys: Int64[np.ndarray, " nodes"]
+    raw: Int64[np.ndarray, " nodes"]
+    suffix: Int64[np.ndarray, " nodes"]
+
+
+def _level(stream: Integer[np.ndarray, " tokens"], shorter: list[Int64[np.ndarray, " _"]], V: int, eos: int) -> _Found:
+    """The n-grams that are one token longer than the longest known ones."""
+    k, start, none = len(shorter) + 1, 0, np.zeros(0, dtype=np.int64)
+    found = _Found(none, none, none)
+    while start < len(stream):
+        end = start + max(_BLOCK, len(found.keys))
+        first = max(0, start - k)  # as far back as n-grams that end in the block can begin, and the token before
+        tokens = stream[first:end].astype(np.int64)
+        after_eos = np.concatenate([[first == 0], tokens[:-1] == eos])
+        context, ending = _nodes(shorter, tokens, after_eos, V, eos)
+        places = start - first + np.flatnonzero(context[start - first :] >= 0)
+        keys, at, raw = np.unique(context[places] * V + tokens[places], return_index=True, return_counts=True)
+        found = _merged(found, _Found(keys, raw, ending[places][at]))
+        start = end
+    return found
+
+
+def _nodes(
+    levels: list[Int64[np.ndarray, " _"]], tokens: Int64[np.ndarray, " T"], after_eos: np.ndarray, V: int, eos: int
+) -> tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " T"]]:
+    """Nodes of the longest known n-grams: of the one before each place, −1 for none, and of the one that ends there."""
+    context = np.zeros(len(tokens), dtype=np.int64)
+    ending = context
+    for k, keys in enumerate(levels, 1):
+        node = np.searchsorted(keys, context * V + tokens)
+        ending = np.where((context >= 0) & (node < len(keys)), node, -1)  # behind the block's beginning all are known
+        context = np.concatenate([[-1], ending[:-1]])
+        # right after EOS the start symbol is all that a context can see
+        context[after_eos] = np.searchsorted(keys, eos) if k == 1 else -1
+    return context, ending
+
+
+def _merged(a: _Found, b: _Found) -> _Found:
+    if not len(a.keys):
+        return b
+    joined = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+    keys, at, inverse = np.unique(joined[0], return_index=True, return_inverse=True)
+    raw = np.bincount(inverse, weights=joined[1]).astype(np.int64)  # exact below 2^53
+    return _Found(keys, raw, joined[2][at])
+
+
+def _adjusted(level: Level, suffix: Int64[np.ndarray, " longer"]) -> Level:
     """Replace raw counts by the number of tokens that precede; n-grams that begin a document have none and stay."""
-    suffix = np.empty(num_longer, dtype=np.int64)
-    suffix[node] = suffix_at  # the same for every occurrence of the longer n-gram
     preceding = np.bincount(suffix, minlength=len(level)).astype(np.int32)
     return Level(level.keys, np.where(preceding > 0, preceding, level.counts))
 

@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ from freenergy.base.ngram import NgramLM
 from freenergy.baselines.reading import Places, Reading, before, targets
 from freenergy.progress import Progress
 from freenergy.sequences import Continuations, Sequences
-from freenergy.storage import whole
+from freenergy.storage import read_tensors, whole
 
 _L2 = 1e-6  # keeps the maximum unique where two features say the same
 _NUMBERS = 2**23  # of all features of some places, held at once: 64 MB
@@ -85,7 +85,7 @@ class LocalNgram(nn.Module):
     def open(cls, folder: Path, order: int) -> "LocalNgram":
         """Read what ``save`` wrote."""
         ngram = cls([NgramLM.from_pretrained(folder / f"order-{k}") for k in range(1, order + 1)])
-        ngram.load_state_dict(load_file(folder / _WEIGHTS))
+        ngram.load_state_dict(read_tensors(folder / _WEIGHTS))
         return ngram
 
 

@@ -15,13 +15,13 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from freenergy.baselines.reading import Places, Reading
 from freenergy.randomness import Rng
 from freenergy.sequences import Sequences
-from freenergy.storage import whole
+from freenergy.storage import read_tensors, whole
 
 
 @final
@@ -60,7 +60,7 @@ class LocalProbe(nn.Module):
     @classmethod
     def open(cls, path: Path) -> "LocalProbe":
         """Read what ``save`` wrote."""
-        weights = load_file(path)
+        weights = read_tensors(path)
         rank, width = weights["A"].shape
         probe = cls(layers=1, width=width, rank=rank, vocab_size=len(weights["U"]))
         probe.load_state_dict(weights)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -63,16 +63,22 @@ def main() -> None:
             print_json({"stopped": True})
         print("freenergy: stopped as asked; the same command goes on where it was", file=sys.stderr)
     except UserError as error:
-        if not _is_heard():
-            sys.exit(2)
-        if "--json" in sys.argv:
-            print_json({"error": str(error)})
-        print(f"freenergy: {error}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:
+        place = f" ({str(error.filename)[:200]})" if error.filename else ""
+        _refuse(f"{error.strerror or error}{place}: look at that file or folder and who may use it, then run it again")
     except SystemExit as ended:
         if ended.code == _INTERRUPTED and _is_heard():  # typer has taken the KeyboardInterrupt
             print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
         raise
+
+
+def _refuse(sentence: str) -> NoReturn:
+    if _is_heard():
+        if "--json" in sys.argv:
+            print_json({"error": sentence})
+        print(f"freenergy: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _is_heard() -> bool:

@@ -1,18 +1,27 @@
 """What came of the stages of a run, and what was measured."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from freenergy.console.tables import OUT, cell, interval, percent, short, show_table, tail
 from freenergy.pipeline import StageResult
+from freenergy.storage import AGAIN, undamaged
 
 
 def show_stage(result: StageResult) -> None:
     """What came of a stage."""
     state = "kept from before" if result.was_cached else f"{result.seconds:.0f} s"
     OUT.print(f"[bold]{result.name}[/bold] ({state})")
+    # what was read from disk may be damaged; what was made just now may not
+    with undamaged(Path(result.name) / "stage.json", AGAIN) if result.was_cached else nullcontext():
+        _show(result)
+
+
+def _show(result: StageResult) -> None:
     match result.name:
         case "corpus":
             _show_corpus(result.summary)

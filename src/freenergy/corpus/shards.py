@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, final
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from freenergy.corpus.documents import Piece
 from freenergy.corpus.settings import SPLITS
@@ -24,7 +24,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.engine.local import Here
 from freenergy.engine.protocol import Engine
 from freenergy.engine.shards import each_of
-from freenergy.storage import whole
+from freenergy.storage import read_arrays, whole
 
 SHARD_BYTES = 16 << 20
 _BATCH_BYTES = 2 << 20  # the library keeps some hundred bytes a token until a batch is done
@@ -82,7 +82,7 @@ def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> d
     with ExitStack() as stack:
         files = {split: _open(stack, out / f"{split}.bin") for split in splits}
         for k in range(count):
-            shard = load_file(_shard(folder, k))
+            shard = read_arrays(_shard(folder, k))
             for split in splits:
                 ends[split].append(_append(shard, SPLITS.index(split), files[split], counts[split]))
     for split in splits:

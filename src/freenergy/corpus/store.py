@@ -42,6 +42,11 @@ class Windows:
     def continuations(self, rows: slice | Sequence[int] | Tensor | np.ndarray) -> Continuations:
         """Some windows: B prefixes as contexts with one continuation each, padded on the right to L."""
         at = rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
+        if isinstance(at, np.ndarray) and at.size and not 0 <= at.min() <= at.max() < len(self):
+            raise UserError(
+                f"window {at.max()} is asked for and there are {len(self)}: files of a run are damaged or do not "
+                "belong together; delete the stage that names that window and run it again"
+            )
         starts, lengths = self.starts[at], torch.from_numpy(self.lengths[at].astype(np.int64))
         p, L = self._prefix, self._continuation
         # a window that ends early at the end of the stream must not be read beyond it

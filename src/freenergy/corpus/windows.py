@@ -78,6 +78,6 @@ def read_windows(path: Path) -> Places:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): run the corpus stage again") from None
-    if table.schema.names != SCHEMA.names:
+    if not table.schema.equals(SCHEMA) or any(column.null_count for column in table.columns):
         raise UserError(f"{path} does not hold windows of a corpus: run the corpus stage again")
     return {name: table.column(name).to_numpy() for name in SCHEMA.names}

@@ -4,7 +4,7 @@ Counted are networks: training, drawing and reading, and the files of draws, fea
 corpus (a tokenizer's work), n-gram tables, the fit of linear energies, and baselines.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from freenergy.base.opening import locate_model
@@ -26,6 +26,8 @@ from freenergy.energies.settings import (
     UnitEnergy,
 )
 from freenergy.errors import UserError
+from freenergy.training.contrast import cuts
+from freenergy.training.masked_language_model import VALIDATION_TOKENS
 from freenergy.training.settings import Optimisation, TrainedBase
 
 _FLOAT = 4
@@ -123,12 +125,12 @@ class _Plan:
 
     def _linear(self, part: NgramEnergy | ProbeEnergy) -> Cost:
         settings = self.recipe.negatives
+        held_out = (settings.validation_windows, settings.validation_per_prefix)
         total = Cost()
-        for M, K in (
-            (self.prefixes, settings.per_prefix),
-            (settings.validation_windows, settings.validation_per_prefix),
-        ):
-            total += self._features(part, M, K + 1) + self._traced(part, M, K + 1)
+        for length in cuts(self.windows.continuation, self.recipe.training.lengths):
+            windows = replace(self.windows, continuation=length)
+            for M, K in ((self.prefixes, settings.per_prefix), held_out):
+                total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
         return total
 
     def _features(self, part: PartEnergy, windows: float | int, strings: float | int) -> Cost:
@@ -142,11 +144,13 @@ class _Plan:
             return Cost()
         return Cost(bytes=windows * strings * width * _FLOAT)
 
-    def _traced(self, part: PartEnergy, windows: float | int, strings: float | int) -> Cost:
+    def _traced(
+        self, part: PartEnergy, count: float | int, strings: float | int, windows: Windows | None = None
+    ) -> Cost:
         """A probe's features are read by the base."""
         if not isinstance(part, ProbeEnergy):
             return Cost()
-        return scoring(self.shape, self.windows, windows * strings, once_for=strings)
+        return scoring(self.shape, windows or self.windows, count * strings, once_for=strings)
 
     def _network(self, part: PartEnergy) -> Cost:
         shape = self._trunk(part)
@@ -162,7 +166,15 @@ class _Plan:
         total = (
             learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
         )
+        if isinstance(part, BitEnergy) and part.start == "scratch":
+            total += self._filling_masks(shape)
         return total + fresh if settings.fresh else total
+
+    def _filling_masks(self, shape: Shape) -> Cost:
+        """What a trunk from scratch learns first."""
+        steps, length = self.recipe.training.masked, self.windows.length
+        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
+        return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
 
     def _trunk(self, part: PartEnergy) -> Shape | None:
         """The network that an energy trains; None where it trains none."""

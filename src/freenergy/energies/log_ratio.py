@@ -43,7 +43,7 @@ class LogRatio(nn.Module):
         set_dropout(q, settings.dropout)
         self.trunk, self.head = Trunk(without_head(q), "causal"), q.get_output_embeddings()
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=q.dtype)
-        self.alpha = nn.Parameter(torch.tensor(settings.alpha, dtype=q.dtype))
+        self.alpha = nn.Parameter(torch.tensor([settings.alpha], dtype=q.dtype))  # a scalar could not be sharded
         self.to(q.device)
         # in a tuple, so that the base is no part of this module: it is neither trained nor saved
         self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())

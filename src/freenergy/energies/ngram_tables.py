@@ -29,7 +29,7 @@ from freenergy.storage import whole
 
 _SILENT = Silent()
 _NONE = -1  # the token before a known string begins, and the node of a string that was never seen
-_BLOCK = 1 << 20  # places of the text that are looked up at once
+_BLOCK = 1 << 18  # places of the text that are looked up at once
 
 
 class Seen(NamedTuple):
@@ -81,17 +81,18 @@ class NgramTables:
         counts = count(stream, vocab_size=vocab_size, eos=eos, order=order, progress=progress)
         raw = [np.zeros(len(level), dtype=np.int64) for level in counts.levels]
         behind = max(order - 1, *(s + 1 for s in skips), 1)
-        padded = np.concatenate([np.full(behind - 1, _NONE), [eos], stream]).astype(np.int64)
-        found: dict[int, list[np.ndarray]] = {s: [] for s in skips}
+        start_of_text = np.array([_NONE] * (behind - 1) + [eos])
+        pairs = {s: (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)) for s in skips}
         for start in range(0, len(stream), _BLOCK):
-            block = padded[None, start : start + behind + _BLOCK]
+            block = stream[max(0, start - behind) : start + _BLOCK].astype(np.int64)[None]
+            if start < behind:
+                block = np.concatenate([start_of_text[start:][None], block], axis=1)
             for k, (_, node) in enumerate(_walk([level.keys for level in counts.levels], block, vocab_size)):
                 raw[k] += np.bincount(node[0, behind:][node[0, behind:] >= 0], minlength=len(raw[k]))
             depth = history_depth(block, eos)
             for s in skips:
                 keys = _pair_keys(block, depth, s, vocab_size)[0, behind:]
-                found[s].append(keys[keys >= 0])
-        pairs = {s: np.unique(np.concatenate(parts), return_counts=True) for s, parts in found.items()}
+                pairs[s] = _added(pairs[s], keys[keys >= 0])
         return cls(counts, raw, pairs)
 
     def frequent(self, num: int) -> Int64[np.ndarray, " _"]:
@@ -152,6 +153,13 @@ class NgramTables:
         except (SafetensorError, KeyError, ValueError) as error:
             raise UserError(f"{path} holds no counts of n-grams ({error!r}): train the energy again") from None
         return cls(counts, raw, pairs)
+
+
+def _added(counted: tuple[np.ndarray, np.ndarray], keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Different keys and how often they came, with more of them."""
+    some, counts = np.unique(keys, return_counts=True)
+    both, inverse = np.unique(np.concatenate([counted[0], some]), return_inverse=True)
+    return both, np.bincount(inverse, weights=np.concatenate([counted[1], counts])).astype(np.int64)
 
 
 def history_depth(strings: Int64[np.ndarray, "R W"], eos: int) -> Int64[np.ndarray, "R W"]:

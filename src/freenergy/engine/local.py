@@ -89,6 +89,9 @@ class Pool:
                 if lost:
                     lost += self._begin_anew(at_work)
                     _count_deaths(lost)
+        except UserError:
+            self._end(at_once=True)  # nobody writes any more when the refusal is told
+            raise
         finally:
             for future in at_work:
                 future.cancel()
@@ -100,8 +103,8 @@ class Pool:
         lost: list[_Given],
         at_work: dict[Future[tuple[float, Any]], _Given],
     ) -> bool:
-        """Fill the window, with what was lost first; False when all is done."""
-        while len(at_work) < AHEAD * self.workers:
+        """Fill the window, with what was lost first and one at a time: so it is clear whose fault the next death is."""
+        while len(at_work) < (1 if lost or any(g.deaths for g in at_work.values()) else AHEAD * self.workers):
             given = lost.pop() if lost else next((_Given(item) for item in left), None)
             if given is None:
                 break

@@ -8,18 +8,21 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from itertools import islice
 from types import TracebackType
 from typing import Any, final
+
+from freenergy.engine.protocol import AHEAD, PATIENCE, RETRIES, Results
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what will change
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # it would tell of workers that died on stdout
+os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # it would try what memory does not hold for ever
 
 import ray
 from ray.exceptions import RayError, RaySystemError, RayTaskError
 
 from freenergy.engine.opening import cores
-from freenergy.engine.protocol import AHEAD, PATIENCE, RETRIES, Results
 from freenergy.engine.worker import Surroundings, given_up, timed
 from freenergy.errors import UserError
 from freenergy.stopping import check
@@ -63,7 +66,7 @@ class Cluster:
         what, left, at_work = ray.put((self._surroundings, do)), iter(items), dict[Any, Any]()
         try:
             while True:
-                while len(at_work) < AHEAD * self.workers and (given := list(_first(left))):
+                while len(at_work) < AHEAD * self.workers and (given := list(islice(left, 1))):
                     at_work[task.remote(what, given[0])] = given[0]
                 if not at_work:
                     return
@@ -117,12 +120,6 @@ def _connect(address: str | None, threads: int) -> None:
             f"no ray cluster could {where} ({_first_line(error)}): start one with `ray start --head`, or take "
             "--engine local"
         ) from None
-
-
-def _first(left: Any) -> Iterable[Any]:
-    for item in left:
-        yield item
-        return
 
 
 def _first_line(error: BaseException) -> str:

@@ -59,13 +59,15 @@ def make_ahead(engine: Engine, job: Job, items: Sequence[Any], out: Path, label:
     """Let the engine's workers make these shards below ``out``, where that is worth while."""
     if not is_worth(engine, items):
         return
-    with (
-        progress.track(f"{label}, {engine.workers} workers", len(items), "shards") as advance,
-        closing(engine.each(partial(_make, job), items)) as results,
-    ):
-        for _ in results:
-            advance(1)
-    sweep(out)  # what workers that were killed have left
+    try:
+        with (
+            progress.track(f"{label}, {engine.workers} workers", len(items), "shards") as advance,
+            closing(engine.each(partial(_make, job), items)) as results,
+        ):
+            for _ in results:
+                advance(1)
+    finally:
+        sweep(out)  # what workers that were killed have left
 
 
 def _make(job: Job, item: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Integer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from freenergy.evaluation.perplexity import measured_percent, ratio
@@ -22,7 +22,7 @@ from freenergy.progress import Progress
 from freenergy.protocols import Energy, LanguageModel
 from freenergy.randomness import Rng
 from freenergy.sequences import Continuations, SequenceSpace
-from freenergy.storage import whole
+from freenergy.storage import read_tensors, whole
 
 
 def by_position(
@@ -41,7 +41,7 @@ def by_position(
     with progress.track("gain by position", x.shape[0], "windows") as advance:
         for b in range(x.shape[0]):
             write_position(lm, energy, x[b : b + 1], space, draws, position_path(folder, b), rng.child(b))
-            steps.append(load_file(position_path(folder, b)))
+            steps.append(read_tensors(position_path(folder, b)))
             advance(1)
     longest = max((len(found["base"]) for found in steps), default=0)
     return [_row(t, steps, documents) for t in range(longest)]

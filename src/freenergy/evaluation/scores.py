@@ -15,14 +15,14 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from freenergy.corpus import Windows
 from freenergy.evaluation.perplexity import Counts
 from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
-from freenergy.storage import whole
+from freenergy.storage import read_tensors, whole
 from freenergy.training.feature_cache import FeatureCache
 
 _BATCH = 32
@@ -72,7 +72,7 @@ def scored_chunks(
     with progress.track("energies of candidates", len(cache.contrast), "windows") as advance:
         for chunk in cache.chunks():
             write_scores(base, energy, cache, folder, chunk, rows)
-            yield load_file(scores_path(folder, chunk))
+            yield read_tensors(scores_path(folder, chunk))
             advance(len(chunk))
 
 
@@ -118,7 +118,7 @@ def window_log_probs(
     with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
         for path, some in log_prob_shards(rows, folder):
             write_log_probs(lm, windows, some, path)
-            found.append(load_file(path)["log_prob"].numpy())
+            found.append(read_tensors(path)["log_prob"].numpy())
             advance(len(some))
     return np.concatenate(found)
 

@@ -58,7 +58,7 @@ class EvaluationShards:
 
     def _score(self, joint: JointSubject, k: int) -> None:
         assert self.cache is not None
-        chunk = self.cache.chunks()[k]
+        chunk = self.cache.chunk(k)
         write_scores(self.subject.lm, joint.energy, self.cache, scores_folder(self.folder), chunk, joint.batch)
 
     def _step(self, joint: JointSubject, b: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch.nn.functional import cross_entropy
 
 from freenergy.base.huggingface import HuggingFaceLM
@@ -37,7 +37,7 @@ from freenergy.networks.causal import CausalNetwork
 from freenergy.networks.protocol import Network, Recurrent
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
-from freenergy.storage import whole
+from freenergy.storage import read_arrays, whole
 from freenergy.training.language_model import begun
 
 _BLOCKS = "blocks.safetensors"
@@ -113,7 +113,7 @@ class Language:
 
     def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
         """How much lower the perplexity is, in percent."""
-        a, b = ([load_file(folder / _BLOCKS) for folder in folders] for folders in (ours, others))
+        a, b = ([read_arrays(folder / _BLOCKS) for folder in folders] for folders in (ours, others))
         log_a, log_b = (-np.mean([blocks["nats"] for blocks in side], axis=0) for side in (a, b))
         documents = a[0]["documents"]
         return {"percent lower perplexity": paired_bootstrap(log_a, log_b, a[0]["tokens"], documents, rng)}

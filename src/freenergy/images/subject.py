@@ -18,7 +18,6 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -32,7 +31,7 @@ from freenergy.networks.pixelcnn import ImageShape, PixelNetwork
 from freenergy.networks.protocol import Network
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
-from freenergy.storage import whole
+from freenergy.storage import undamaged, whole
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time
@@ -143,7 +142,5 @@ def nats_of(
 
 def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
     path = folder / NATS
-    try:
+    with undamaged(path, "measure that network again"):
         return np.asarray(load_file(path)[split].numpy())
-    except (FileNotFoundError, KeyError, SafetensorError):
-        raise UserError(f"{path} does not hold the nats of {split} images: measure that network again") from None

@@ -79,10 +79,13 @@ def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
     except (UserError, OSError):
         return None
     M = about.get("windows")
-    if about.get("key") != key or not isinstance(M, int) or sizes != [M * record.itemsize, M * 8]:
+    is_plain = about.get("is_plain")
+    if about.get("key") != key or not isinstance(M, int) or not isinstance(is_plain, bool):
+        return None
+    if sizes != [M * record.itemsize, M * 8]:
         return None
     windows = torch.from_numpy(np.fromfile(flat / _WINDOWS, dtype="<i8"))
-    return Flat(np.memmap(flat / _DRAWS, dtype=record, mode="r"), windows, bool(about["is_plain"]))
+    return Flat(np.memmap(flat / _DRAWS, dtype=record, mode="r"), windows, is_plain)
 
 
 def _make(flat: Path, key: str, record: np.dtype, tables: Iterable[pa.Table]) -> None:

@@ -126,22 +126,6 @@ class NegativeShards:
                 self.make(k, advance)
 
 
-def write_negatives(
-    folder: Path,
-    rows: Int[Tensor, " rows"],
-    windows: Windows,
-    source: NegativeSource,
-    identity: Identity,
-    rng: Rng,
-    progress: Progress,
-    *,
-    shard: int = 64,
-    batch: int = 16,
-) -> None:
-    """Draw negatives for the windows with these numbers, ``shard`` windows a file; what is there already is kept."""
-    NegativeShards(folder, rows, windows, source, identity, rng, shard=shard, batch=batch).write(progress)
-
-
 def names(source: NegativeSource, num: int) -> list[str]:
     """What each of a window's ``num`` negatives is called in the store."""
     parts: Sequence[tuple[NegativeSource, int]] = getattr(source, "parts", ())
@@ -286,7 +270,7 @@ def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
         table = pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowInvalid) as error:
         raise _damaged(path, error) from None
-    if table.schema.names != SCHEMA.names or table.num_rows % identity["per_prefix"]:
+    if not table.schema.equals(SCHEMA) or table.num_rows % identity["per_prefix"]:
         raise _damaged(path, "it has other columns or rows")
     lengths = pc.list_value_length(table.column("tokens"))
     if (pc.max(lengths).as_py() or 0) > identity["space"]["length"]:

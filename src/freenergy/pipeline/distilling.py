@@ -17,7 +17,7 @@ from typing import Any, final
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from freenergy.base.checkpoints import save_checkpoint
@@ -32,7 +32,7 @@ from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_win
 from freenergy.evaluation.scores import score_windows, window_log_probs
 from freenergy.joint import JointModel
 from freenergy.negatives.sources import FromBase
-from freenergy.negatives.store import NegativeStore, write_negatives
+from freenergy.negatives.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
 from freenergy.pipeline.candidates import open_candidates
 from freenergy.pipeline.negatives import stored_identity
@@ -42,7 +42,17 @@ from freenergy.progress import Progress, Silent
 from freenergy.protocols import LanguageModel
 from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Candidates
-from freenergy.storage import alone_in, fingerprint, read_json, room_on_disk, sweep, whole, write_json, write_text
+from freenergy.storage import (
+    alone_in,
+    fingerprint,
+    read_json,
+    read_tensors,
+    room_on_disk,
+    sweep,
+    whole,
+    write_json,
+    write_text,
+)
 from freenergy.training.contrast import StoredContrast
 from freenergy.training.distil import Distilling, DistilTask, Proposal, network, train_policy
 from freenergy.training.feature_cache import FeatureCache
@@ -189,7 +199,8 @@ class _Measuring:
         identity, folder = replace(self.store.identity, lm=mark, per_prefix=draws), self.folder / "draws"
         source, rng = FromBase(self.policy, self.corpus.space), self.rng.child("draws")
         rows = self.store.rows
-        write_negatives(folder, rows, self.windows, source, identity, rng, self.progress, shard=_WINDOWS, batch=1)
+        shards = NegativeShards(folder, rows, self.windows, source, identity, rng, shard=_WINDOWS, batch=1)
+        shards.write(self.progress)
         contrast = StoredContrast(self.windows, NegativeStore.open(folder, identity))
         found = self._score(self.policy, contrast, self.folder / "features", "draws")
         return Scored(self._log_probs(self.joint.base, contrast, "base"), found["log_base"], found["energy"])
@@ -209,7 +220,7 @@ class _Measuring:
                 if not path.is_file():
                     with torch.no_grad(), whole(path) as aside:
                         save_file({"log_prob": lm.log_prob(contrast.all(chunk)).double().cpu()}, aside)
-                found.append(load_file(path)["log_prob"])
+                found.append(read_tensors(path)["log_prob"])
                 advance(len(chunk))
         return torch.cat(found)
 

@@ -150,7 +150,7 @@ class _Features(NamedTuple):
     def make(self, k: int) -> None:
         """Features of chunk k."""
         assert isinstance(self.energy, FeatureEnergy), "only linear energies have features"
-        self.cache.features(self.energy, self.cache.chunks()[k])
+        self.cache.features(self.energy, self.cache.chunk(k))
 
 
 STAGE = Stage("energy", _plan, after=("negatives",))

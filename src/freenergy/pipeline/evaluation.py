@@ -9,6 +9,7 @@ from freenergy.base.opening import open_base
 from freenergy.corpus import Corpus
 from freenergy.energies.opening import load_energy
 from freenergy.engine.shards import Job, make_ahead
+from freenergy.errors import UserError
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import JointSubject, Subject, measure
@@ -91,6 +92,9 @@ def open_all_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
 def read_summary(run: Run, folder: Path) -> dict[str, Any]:
     """An evaluation with what each stage cost: times are no part of the file, which has the same bits in every run."""
     summary = read_json(folder / SUMMARY)
+    base = summary.get("base")
+    if not {"split", "windows", "baselines"} <= set(summary) or not isinstance(base, dict) or "interval" not in base:
+        raise UserError(f"{folder / SUMMARY} is of another version of freenergy: delete its folder and run it again")
     records = {stage.name: run.stage(stage.name) / "stage.json" for stage in stages(run.recipe)}
     done = {name: read_json(path) for name, path in records.items() if path.is_file()}
     summary["cost"] = {name: {key: record.get(key) for key in _TIMES} for name, record in done.items()}

@@ -6,6 +6,7 @@ The folder appears whole or not at all. Windows that share n tokens in a row wit
 user asked for this text, but they are counted: on them a model is measured on what it has read.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import final
 
 import numpy as np
 from jaxtyping import Bool
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from freenergy.corpus import Corpus, CorpusSettings, Windows
 from freenergy.corpus.deduplicate import Stream, repeated, touched
@@ -26,7 +27,7 @@ from freenergy.evaluation.text_statistics import training_text
 from freenergy.negatives.store import Identity
 from freenergy.pipeline.run import Run
 from freenergy.progress import Progress
-from freenergy.storage import file_hash, fingerprint, whole
+from freenergy.storage import file_hash, fingerprint, read_arrays, whole
 
 GIVEN = "text"  # what a given text is called where splits have names
 _SPLIT = "test"  # what its files are called
@@ -61,7 +62,7 @@ def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progre
         finally:
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
-    return GivenText(_windows(folder, corpus), mark, load_file(folder / _SHARED)["shared"], ngram)
+    return GivenText(_windows(folder, corpus), mark, read_arrays(folder / _SHARED)["shared"], ngram)
 
 
 def measured_windows(run: Run, corpus: Corpus, identity: Identity) -> Windows:
@@ -98,6 +99,7 @@ def _cut(
         tagged = ((_SPLIT, piece) for piece in read(files, settings, advance))
         count = encode_shards(tagged, corpus.tokenizer, folder / "shards", SHARD_BYTES, engine)
     join_shards(folder / "shards", count, [_SPLIT], folder)
+    shutil.rmtree(folder / "shards", ignore_errors=True)  # there is none of a text without documents
     bounds = np.load(folder / f"{_SPLIT}.documents.npy", allow_pickle=False)
     places = _places(bounds, settings, files)
     write_windows(folder / f"{_SPLIT}.windows.parquet", places, settings)

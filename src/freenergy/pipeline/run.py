@@ -67,6 +67,8 @@ class Run:
         if not path.is_file():
             raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
         record: dict[str, Any] = read_json(path)
+        if not isinstance(record.get("key"), str) or not isinstance(record.get("after", {}), dict):
+            raise UserError(f"{path} is damaged: delete it and `freenergy run` it again")
         for before, key in record.get("after", {}).items():
             if self.finished(before).get("key") != key:
                 raise UserError(f"{self.folder}: {before} has changed since {name} was made; `freenergy run` it again")
@@ -180,7 +182,7 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    if record.get("key") != key or not {"summary", "seconds"} <= set(record):
+    if record.get("key") != key or not isinstance(record.get("summary"), dict) or "seconds" not in record:
         return None
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
 

@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from safetensors.numpy import load_file
 
 from freenergy.report.figures import COLOURS, STYLE, Drawing, rendered
 from freenergy.report.sheets import draw_sheet
 from freenergy.report.words import number
+from freenergy.storage import read_arrays
 from freenergy.training.loop import read_records
 
 FIGURES = "figures"
@@ -160,6 +160,6 @@ def _sheets(folder: Path, table: dict[str, Any]) -> list[Path]:
         drawn = folder / row["folders"][0] / "measured" / "samples.safetensors"
         if drawn.is_file():
             path = folder / FIGURES / f"{'-'.join(Path(row['folders'][0]).parts)}.png"
-            draw_sheet(load_file(drawn)["samples"], path)
+            draw_sheet(read_arrays(drawn)["samples"], path)
             made.append(path)
     return made

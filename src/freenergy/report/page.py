@@ -39,9 +39,6 @@ def read_evaluation(run: Run) -> dict[str, Any]:
     path = run.stage("evaluation") / SUMMARY
     if not is_current(STAGE, run):
         raise UserError(f"{run.folder} was measured with other settings or another version: `freenergy run` it again")
-    found = read_json(path)
-    if not {"split", "windows", "base", "baselines"} <= set(found) or "interval" not in found["base"]:
-        raise UserError(f"{path} is of another version of freenergy: delete its folder and `freenergy run` it again")
     return read_summary(run, path.parent)
 
 

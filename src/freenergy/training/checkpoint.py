@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from freenergy.errors import UserError
-from freenergy.storage import whole
+from freenergy.storage import undamaged, whole
 from freenergy.training.average import Average
 from freenergy.training.ranks import Ranks
 
@@ -66,7 +66,9 @@ def restore(
             average.tensors = {name: _placed(file, f"average.{name}", w) for name, w in average.tensors.items()}
             for name, tensor in carried.items():
                 tensor.copy_(file.get_tensor(f"state.{name}"))
-    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
+            if not isinstance(state.step, int):
+                raise TypeError("step")
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UserError(
             f"the checkpoint {path} does not belong to this model or is damaged ({type(error).__name__}): "
             "delete it to train from the start"
@@ -128,6 +130,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 def restore_weights(path: Path, module: nn.Module) -> None:
     """Read the weights alone."""
-    with safe_open(path, framework="pt") as file, torch.no_grad():
+    with undamaged(path, "delete its folder and train again"), safe_open(path, framework="pt") as file, torch.no_grad():
         for name, weight in module.named_parameters():
             weight.copy_(file.get_tensor(name))

@@ -108,6 +108,7 @@ class EnergyTask:
         self.held_out = validation.all(torch.arange(len(validation)))
         self.cuts = cuts(self.held_out.tokens.shape[2], settings.lengths)
         self.base = BaseNumbers(energy, len(train)) if isinstance(energy, LogRatio) else None
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)  # the windows of the epoch, in its order
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
@@ -139,9 +140,10 @@ class EnergyTask:
         size, accumulate = self.micro_size, self.settings.optimisation.accumulate
         per_epoch = len(self.train) // (size * accumulate)
         epoch, place = divmod(step - 1, per_epoch)
-        order = self.rng.child("epoch", epoch).permutation(len(self.train))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.rng.child("epoch", epoch).permutation(len(self.train))
         first = (place * accumulate + micro) * size
-        return order[first : first + size]
+        return self._order[first : first + size]
 
 
 def _scores(E: Float[Tensor, "B N"]) -> tuple[Scores, Scores]:

@@ -7,14 +7,14 @@ the base, the tokenizer and the corpus), and the length that they are cut to. An
 in another product, finds them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import final
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from freenergy.energies.checked import energies_in_parts
@@ -22,7 +22,7 @@ from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.product import Product
 from freenergy.progress import Progress
 from freenergy.sequences import Continuations
-from freenergy.storage import fingerprint, whole
+from freenergy.storage import fingerprint, read_tensors, whole
 from freenergy.training.contrast import StoredContrast, cut
 from freenergy.training.pieces import Pieces
 
@@ -37,9 +37,13 @@ class FeatureCache:
         self.folder, self.contrast, self.is_own, self.at_once = folder, contrast, is_own, at_once
         self.length = length
 
-    def chunks(self) -> list[Int[Tensor, " chunk"]]:
+    def chunks(self) -> Iterator[Int[Tensor, " chunk"]]:
         """The windows in order, chunk by chunk."""
-        return list(torch.arange(len(self.contrast)).split(self.at_once))
+        return map(self.chunk, range(-(-len(self.contrast) // self.at_once)))
+
+    def chunk(self, k: int) -> Int[Tensor, " chunk"]:
+        """The windows of chunk k."""
+        return torch.arange(k * self.at_once, min((k + 1) * self.at_once, len(self.contrast)))
 
     def pieces(self, energy: FeatureEnergy, label: str, progress: Progress) -> Pieces:
         """Features of every window [M, 1 + K, F], chunk by chunk; what is not on disk is computed now, with a bar."""
@@ -57,7 +61,7 @@ class FeatureCache:
             found = self._read(energy, chunk).float().cpu().contiguous()
             with whole(path) as aside:
                 save_file({"features": found}, aside)
-        return load_file(path)["features"]
+        return read_tensors(path)["features"]
 
     def place(self, energy: FeatureEnergy) -> Path:
         """The folder of the shards of an energy's features."""

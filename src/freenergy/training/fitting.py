@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from freenergy.energies.features import FeatureEnergy
@@ -36,7 +36,7 @@ from freenergy.energies.settings import (
 from freenergy.errors import UserError
 from freenergy.progress import Progress
 from freenergy.randomness import Rng
-from freenergy.storage import read_json, whole, write_json
+from freenergy.storage import read_json, read_tensors, whole, write_json
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrast import StoredContrast, cuts
 from freenergy.training.convex import choose_l2, cross_fitted
@@ -238,7 +238,7 @@ class _Fitting:
         fitted = self.linear & set(self.done) if left.is_file() else set()
         others = [self.done[i] for i in sorted(set(self.done) - fitted)]
         parts = [torch.cat([cache.all_energies(part, rows) for cache in self.caches["train"]]) for part in others]
-        parts += [load_file(left)["energy"]] if fitted else []
+        parts += [read_tensors(left)["energy"]] if fitted else []
         return Offset(total, torch.stack(parts).sum(0), held_out)
 
 

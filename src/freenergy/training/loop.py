@@ -26,7 +26,7 @@ from freenergy.progress import Progress
 from freenergy.protocols import Loss
 from freenergy.randomness import Rng
 from freenergy.stopping import Stopped, is_asked
-from freenergy.storage import write_text
+from freenergy.storage import flush, undamaged, write_text
 from freenergy.training.average import Average
 from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights, whole_tensor
 from freenergy.training.ranks import Ranks
@@ -34,7 +34,8 @@ from freenergy.training.settings import Optimisation
 from freenergy.training.spread import Spread, spread
 from freenergy.training.task import Stateful, Task
 
-_BEST = "best.safetensors"
+_BEST, _RECORDS = "best.safetensors", "metrics.jsonl"
+_AGAIN = "delete its folder and train again"
 
 
 @final
@@ -74,7 +75,7 @@ def _steps(
     """A record a step, from the last checkpoint on."""
     optimiser = _optimiser(task.module, settings)
     average = Average(task.module, settings.ema)
-    path, records = folder / "checkpoint.safetensors", folder / "metrics.jsonl"
+    path, records = folder / "checkpoint.safetensors", folder / _RECORDS
     carried = task.state if isinstance(task, Stateful) else {}
     state = restore(path, task.module, optimiser, average, carried) if path.exists() else TrainingState()
     if ranks.is_first:
@@ -92,6 +93,8 @@ def _steps(
         is_late = time.monotonic() - saved_at > settings.checkpoint_seconds
         is_late, is_stopped = ranks.any(is_late, is_asked())
         if record.validation is not None or is_late or is_stopped:
+            if ranks.is_first:
+                flush(records)  # a checkpoint that outlives a power cut has the records of its steps
             save(path, task.module, optimiser, average, state, carried, ranks)
             saved_at = time.monotonic()
         yield record
@@ -121,7 +124,12 @@ def fit_watched(
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The record of every step of a finished training."""
-    return [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    path = folder / _RECORDS
+    with undamaged(path, _AGAIN):
+        found = [dict(json.loads(text)) for text in path.read_text().splitlines()]
+        if [record["step"] for record in found] != list(range(1, len(found) + 1)):
+            raise ValueError("steps are missing")
+    return found
 
 
 def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
@@ -219,6 +227,7 @@ def _is_exhausted(state: TrainingState, settings: Optimisation) -> bool:
 
 def _rewind(path: Path, step: int) -> None:
     """Forget records of steps that will be done again."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    with undamaged(path, _AGAIN):
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     write_text(path, "".join(kept))

@@ -29,7 +29,7 @@ from freenergy.training.loop import fit_watched
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Validation
 
-_VALIDATION_TOKENS = 50_000
+VALIDATION_TOKENS = 50_000
 
 
 @final
@@ -49,7 +49,7 @@ class MaskedLanguageModelTask:
     ) -> None:
         self.module, self.mask_share, self.rng = model, mask_share, rng
         self.train = Blocks(train, block, rng.child("blocks"), name="training")
-        self.validation = Blocks(validation[:_VALIDATION_TOKENS], block, rng, name="validation")
+        self.validation = Blocks(validation[:VALIDATION_TOKENS], block, rng, name="validation")
         self.accumulate = optimisation.accumulate
         self.micro_size = optimisation.batch_size // optimisation.accumulate
 
