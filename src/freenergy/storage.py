@@ -153,6 +153,28 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def parse_line(text: str, where: str) -> Any:
+    """The JSON value in a line that a user wrote, or one sentence that says ``where`` it is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend or remove the line") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        raise UserError(f"{where} is beyond what JSON readers take ({error}): mend or remove the line") from None
+
+
+def parse_texts(text: str, where: str) -> Any:
+    """The same, where all strings of the value have to be text."""
+    value = parse_line(text, where)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} has half of a surrogate pair, which is no text: mend or remove the line") from None
+    except RecursionError as error:
+        raise UserError(f"{where} is beyond what JSON writers take ({error}): mend or remove the line") from None
+    return value
+
+
 @contextmanager
 def undamaged(path: Path, remedy: str) -> Iterator[None]:
     """Turn whatever a library raises for a damaged file of ``path`` into one sentence that names it."""

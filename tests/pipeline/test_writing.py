@@ -216,6 +216,21 @@ def test_prefixes_as_other_programs_write_them(tmp_path):
         list(read_prefixes(bad))
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("[" * 100_000, "is beyond what JSON"),
+        ('{"prefix": "\\ud800"}', "has half of a surrogate pair"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_a_prefix_that_is_none_is_one_sentence_with_its_line(tmp_path, line, why):
+    path = tmp_path / "prefixes.jsonl"
+    path.write_text('{"prefix": "a"}\n' + line + "\n")
+    with pytest.raises(UserError, match=f"line 2 {why}"):
+        list(read_prefixes(path))
+
+
 def test_where_it_cannot_be_written_is_said_before_anything_is_drawn(call, folder, tmp_path):
     refused(call("sample", folder, *FEW, "--out", tmp_path), "is a folder")
     (tmp_path / "file").write_text("")

@@ -73,6 +73,8 @@ BAD = {
     "-1 errors": [GOOD | {"errors": [0, -1]}],
     "errors and a reference": [GOOD | {"errors": [0, 1], "reference": "w1"}],
     "a reference that is no text": [GOOD | {"reference": ["w1"]}],
+    "a number in id that is not finite": ['{"candidates": ["w1"], "id": [1e999]}'],
+    "a number in document that is not finite": ['{"candidates": ["w1"], "document": NaN}'],
     "half of a surrogate pair": ['{"candidates": ["\\ud800"]}'],
     "beyond what JSON readers take": ["[" * 100_000, '{"candidates": ["w1"], "errors": [1' + "0" * 5000 + "]}"],
 }

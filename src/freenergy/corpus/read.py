@@ -8,7 +8,6 @@ UTF-8 or an error that says where it is not. Line ends become "\n" whatever syst
 
 import codecs
 import io
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from freenergy.corpus.documents import END, Fragments, Piece, lines, pieces, spl
 from freenergy.corpus.settings import CorpusSettings
 from freenergy.errors import UserError
 from freenergy.progress import Advance
-from freenergy.storage import room_on_disk
+from freenergy.storage import parse_line, room_on_disk
 
 _BLOCK = 1 << 20  # bytes
 _ROWS = 256  # rows of a table at a time: they may be long documents
@@ -177,12 +176,7 @@ def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
 
 
 def _text_of_row(row: str, column: str, where: str) -> str:
-    try:
-        value = json.loads(row)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend or remove the line") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
-        raise UserError(f"{where} is beyond what JSON readers take ({error}): mend or remove the line") from None
+    value = parse_line(row, where)
     if not isinstance(value, dict):
         raise UserError(f'{where} is not a JSON object: write each row as {{"{column}": "…"}}')
     if column not in value:

@@ -1,6 +1,5 @@
 """Writing with a run: many prefixes, one at a time, each from the seed and its own number."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +17,7 @@ from freenergy.samplers.plain import no_energy
 from freenergy.samplers.texts import Texts
 from freenergy.samplers.writing import OnChunk, Writing, stream
 from freenergy.sequences import Sequences, SequenceSpace
-from freenergy.storage import file_hash
+from freenergy.storage import file_hash, parse_texts
 
 _LENGTH = 40  # tokens, where nothing says how many
 
@@ -113,10 +112,7 @@ def read_prefixes(path: Path) -> Iterator[str]:
 
 
 def _prefix_of(line: str, where: str) -> str:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error}): give one object a line, with a prefix") from None
+    row = parse_texts(line, where)
     if not isinstance(row, dict) or not isinstance(row.get("prefix"), str):
         raise UserError(f'{where} has no text under prefix: write lines such as {{"prefix": "Once upon a time"}}')
     return str(row["prefix"])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.errors import UserError
+from freenergy.storage import parse_texts
 
 OWN = ("base", "energy", "length")  # names of weights that no other score may have
 _KEYS = ("prefix", "candidates", "scores", "reference", "errors", "id", "document")
@@ -103,15 +104,7 @@ def _text(raw: bytes, where: str) -> str:
 
 
 def _parsed(text: str, number: int, where: str) -> NBest:
-    try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend or remove the line") from None
-    except UnicodeEncodeError:
-        raise UserError(f"{where} has half of a surrogate pair, which is no text: mend or remove the line") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is beyond what JSON readers take ({error}): mend or remove the line") from None
+    value = parse_texts(text, where)
     if not isinstance(value, dict):
         raise UserError(f"{where} is no JSON object: {_SHAPE}")
     unknown = sorted(set(value) - set(_KEYS))
@@ -133,9 +126,18 @@ def _parsed(text: str, number: int, where: str) -> NBest:
         scores=_scores(value.get("scores", {}), len(candidates), where),
         reference=reference,
         given=None if given is None else _errors(given, len(candidates), where),
-        name=value.get("id"),
-        document=value.get("document"),
+        name=_label(value.get("id"), "id", where),
+        document=_label(value.get("document"), "document", where),
     )
+
+
+def _label(value: Any, what: str, where: str) -> Any:
+    """Anything that JSON can say again: it is printed with the result."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise UserError(f"{where} has a number in {what} that is not finite, which JSON cannot say: mend it") from None
+    return value
 
 
 def _candidates(value: Any, where: str) -> tuple[str, ...]:
