@@ -134,7 +134,8 @@ class Language:
         with progress.track("perplexity", total, "blocks") as advance, memory.apart() if memory else nullcontext():
             for batch in blocks.held_out():
                 logits = network.logits(batch.given, batch.tokens)
-                each = cross_entropy(logits.transpose(1, 2), batch.tokens.to(logits.device), reduction="none")
+                targets = batch.tokens.to(logits.device)
+                each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
                 nats.append((each.double().cpu() * batch.mask).sum(1).numpy())
                 tokens.append(batch.mask.sum(1).double().numpy())
                 if memory:
