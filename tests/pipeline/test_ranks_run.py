@@ -34,15 +34,25 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORC
 pytestmark = pytest.mark.faults
 
 
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+ACCELERATE = ["accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
+              "--dynamo_backend", "no", "--main_process_port", "0"]  # fmt: skip
+LAUNCHERS = {
+    "torchrun": TORCHRUN,
+    "accelerate": [*ACCELERATE, "--cpu", "-m"],
+    "FSDP": [*ACCELERATE, "--use_fsdp", "--fsdp_version", "2", "-m"],
+}
+
+
 @pytest.fixture
 def started(recipe):
     """Start the recipe in a folder, on one rank or two."""
     recipe.write_text(recipe.read_text() + BIT)
 
-    def started(out, ranks):
-        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    def started(out, ranks, launcher="torchrun"):
+        launched = LAUNCHERS[launcher] if ranks > 1 else []
         changes = [word for change in CHANGES for word in ("--set", change)]
-        command = [sys.executable, "-m", *launcher, "freenergy", "run", str(recipe), "--out", str(out), *changes]
+        command = [sys.executable, "-m", *launched, "freenergy", "run", str(recipe), "--out", str(out), *changes]
         return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return started
@@ -60,9 +70,10 @@ def finish(process):
     return out
 
 
-def test_two_ranks_find_what_one_finds(started, tmp_path):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_ranks_find_what_one_finds(started, tmp_path, launcher):
     finish(started(tmp_path / "one", 1))
-    out = finish(started(tmp_path / "two", 2))
+    out = finish(started(tmp_path / "two", 2, launcher))
     assert out.count("The run is in") == 1  # one rank speaks
     (gain, base), (same_gain, same_base) = numbers(tmp_path / "one"), numbers(tmp_path / "two")
     assert same_base == pytest.approx(base, rel=1e-4)

@@ -151,4 +151,7 @@ def _state() -> "PartialState":
     """What accelerate has found out; it keeps it."""
     from accelerate import PartialState
 
+    # else transformers leaves the weights of every rank but the first unfilled when it loads a checkpoint under FSDP,
+    # for a library to fill that shards them; here all ranks load, and read with, all models
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
     return PartialState(cpu=not torch.cuda.is_available(), timeout=_LONGEST_WAIT)
