@@ -102,7 +102,7 @@ def test_windows_and_report(tmp_path, write, make_text):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "corpus.json",
         "tokenizer",
-        *(f"{split}.{kind}" for split in corpus.splits for kind in ("bin", "documents.npy", "windows.parquet")),
+        *(f"{split}.{kind}" for split in corpus.splits for kind in ("bin", "documents.npy", "windows.npy")),
     }
 
 
@@ -299,7 +299,7 @@ def test_killed_between_report_and_sweep(tmp_path, write, lines_of_text):
     assert hashes(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("name", ["train.bin", "train.documents.npy", "train.windows.parquet", "corpus.json"])
+@pytest.mark.parametrize("name", ["train.bin", "train.documents.npy", "train.windows.npy", "corpus.json"])
 @pytest.mark.parametrize("harm", ["missing", "torn"])
 def test_damaged_corpora_are_named(tmp_path, write, lines_of_text, name, harm):
     out = tmp_path / "out"

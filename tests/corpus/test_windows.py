@@ -1,5 +1,4 @@
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,17 +50,28 @@ def test_windows_are_those_of_the_definition(lengths, prefix, continuation, stri
 def test_stored_windows(tmp_path):
     settings = CorpusSettings(source="x", prefix=3, continuation=2, ending="eos")
     places = make_windows(np.array([0, 10, 11, 30]), settings, "train")
-    path = tmp_path / "train.windows.parquet"
-    write_windows(path, places, settings)
-    schema = pq.read_schema(path)
-    assert [(field.name, str(field.type)) for field in schema] == [
-        ("start", "int64"),
-        ("length", "int32"),
-        ("document", "int64"),
-    ]
-    assert (schema.metadata[b"prefix"], schema.metadata[b"ending"]) == (b"3", b"eos")
+    path = tmp_path / "train.windows.npy"
+    write_windows(path, places)
     again = read_windows(path)
-    assert all(np.array_equal(again[name], places[name]) for name in places)
-    path.write_bytes(b"torn")
+    assert isinstance(again, np.memmap), "many windows must not be held in memory"
+    assert np.array_equal(again, places)
+
+
+@pytest.mark.parametrize("harm", ["torn", "short", "of other columns", "pickled", "two dimensions"])
+def test_damaged_windows_are_one_sentence(tmp_path, harm):
+    path = tmp_path / "train.windows.npy"
+    places = make_windows(np.array([0, 10]), CorpusSettings(source="x", prefix=3, continuation=2), "train")
+    write_windows(path, places)
+    match harm:
+        case "torn":
+            path.write_bytes(b"torn")
+        case "short":
+            path.write_bytes(path.read_bytes()[:-1])
+        case "of other columns":
+            np.save(path, np.zeros(3))
+        case "pickled":
+            np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+        case _:
+            np.save(path, np.zeros((2, 2), dtype=places.dtype))
     with pytest.raises(UserError, match="run the corpus stage again"):
         read_windows(path)

@@ -118,12 +118,12 @@ def _finish(
         if streams and settings.ngram:
             places, dropped, shared = _clear(places, held_out, streams, settings, split, progress)
         streams[split] = held_out
-        write_windows(folder / f"{split}.windows.parquet", places, settings)
+        write_windows(folder / f"{split}.windows.npy", places)
         splits[split] = SplitReport(
             documents=count.documents,
             tokens=count.tokens,
             bytes=count.bytes,
-            windows=len(places["start"]),
+            windows=len(places),
             windows_dropped=dropped,
             ngrams_shared=shared,
         )
@@ -162,7 +162,7 @@ def _clear(
             f"all {len(drop)} {split} windows share {settings.ngram} tokens in a row with {' or '.join(earlier)}: give "
             f"other {split} text, or set deduplicate to 0 to keep them"
         )
-    return {name: column[~drop] for name, column in places.items()}, int(drop.sum()), shared
+    return places[~drop], int(drop.sum()), shared
 
 
 def _examples(windows: Windows, tokenizer: Tokenizer) -> tuple[Example, ...]:
@@ -175,6 +175,6 @@ def _examples(windows: Windows, tokenizer: Tokenizer) -> tuple[Example, ...]:
 
 
 def _fingerprint(folder: Path, tokenizer: Tokenizer, settings: CorpusSettings) -> str:
-    content = {path.name: file_hash(path) for pattern in ("*.bin", "*.parquet") for path in folder.glob(pattern)}
+    content = {path.name: file_hash(path) for pattern in ("*.bin", "*.windows.npy") for path in folder.glob(pattern)}
     about = {"prefix": settings.prefix, "continuation": settings.continuation, "ending": settings.ending}
     return fingerprint({"tokenizer": tokenizer.fingerprint, "files": content, **about})

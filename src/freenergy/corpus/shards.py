@@ -86,16 +86,16 @@ def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> d
             for split in splits:
                 ends[split].append(_append(shard, SPLITS.index(split), files[split], counts[split]))
     for split in splits:
-        with whole(out / f"{split}.documents.npy") as aside:
-            aside.write_bytes(_npy(np.concatenate(ends[split])))
+        write_array(out / f"{split}.documents.npy", np.concatenate(ends[split]))
     return counts
 
 
-def _npy(array: Array) -> bytes:
-    """In memory first: numpy's own writing to a file does not say so when the disk is full."""
+def write_array(path: Path, array: Array) -> None:
+    """A .npy file, made in memory first: numpy's own writing to a file does not say so when the disk is full."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
+    with whole(path) as aside:
+        aside.write_bytes(buffer.getbuffer())
 
 
 def _open(stack: ExitStack, path: Path) -> IO[bytes]:

@@ -1,8 +1,8 @@
 """A prepared corpus on disk, opened for reading.
 
-    <split>.bin  tokens,   <split>.documents.npy  bounds,   <split>.windows.parquet  windows,  tokenizer/,  corpus.json
+    <split>.bin  tokens,   <split>.documents.npy  bounds,   <split>.windows.npy  windows,  tokenizer/,  corpus.json
 
-Streams are mapped, not loaded; windows become tensors when they are asked for.
+Streams and windows are mapped, not loaded; windows become tensors when they are asked for.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,7 @@ class Windows:
 
     def __init__(self, stream: Any, places: Places, prefix: int, continuation: int) -> None:
         self._stream = stream
-        self.starts = places["start"]
-        self.lengths = places["length"]
-        self.documents = places["document"]
+        self.starts, self.lengths, self.documents = (places[name] for name in ("start", "length", "document"))
         self._prefix = prefix
         self._continuation = continuation
 
@@ -135,10 +133,10 @@ class Corpus:
 
     def windows(self, split: str) -> Windows:
         """The windows of a split."""
-        path = self._path(split, "windows.parquet")
+        path = self._path(split, "windows.npy")
         places = read_windows(path)
-        if len(places["start"]) != self.report.splits[split].windows:
-            raise _damaged(path, f"{len(places['start'])} windows, not {self.report.splits[split].windows}")
+        if len(places) != self.report.splits[split].windows:
+            raise _damaged(path, f"{len(places)} windows, not {self.report.splits[split].windows}")
         return Windows(self.stream(split), places, self.prefix, self.continuation)
 
     def _path(self, split: str, ending: str) -> Path:

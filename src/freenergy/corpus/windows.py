@@ -4,24 +4,25 @@
 
 ``ending = "fixed"``: ℓ = L and EOS is left out. ``ending = "eos"``: the document's EOS belongs to it, ℓ = L or less
 where EOS comes before. No window reaches into another document.
+
+On disk they are one array of records, which is mapped and not loaded: windows are many.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Integer
 
 from freenergy.corpus.settings import CorpusSettings
+from freenergy.corpus.shards import write_array
 from freenergy.errors import UserError
-from freenergy.storage import whole
+from freenergy.storage import undamaged
 
-SCHEMA = pa.schema([("start", pa.int64()), ("length", pa.int32()), ("document", pa.int64())])
+RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
 _DOCUMENTS = 1 << 16  # handled at a time
 
-Places = dict[str, np.ndarray]
+Places = np.ndarray  # of RECORD
 
 
 def make_windows(documents: Integer[np.ndarray, " bounds"], settings: CorpusSettings, split: str) -> Places:
@@ -31,10 +32,9 @@ def make_windows(documents: Integer[np.ndarray, " bounds"], settings: CorpusSett
     EOS included.
     """
     parts = list(_parts(documents, settings))
-    places = {name: np.concatenate([part[name] for part in parts]) for name in SCHEMA.names} if parts else {}
-    if not parts or not len(places["start"]):
+    if not sum(map(len, parts)):
         raise _too_short(documents, settings, split)
-    return places
+    return np.concatenate(parts)
 
 
 def _parts(documents: np.ndarray, settings: CorpusSettings) -> Iterator[Places]:
@@ -46,11 +46,11 @@ def _parts(documents: np.ndarray, settings: CorpusSettings) -> Iterator[Places]:
         counts = np.maximum((n - p - least) // s + 1, 0)
         document = np.repeat(np.arange(len(n)), counts)
         k = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        yield {
-            "start": bounds[document] + k * s,
-            "length": np.minimum(L, n[document] - k * s - p).astype(np.int32),
-            "document": first + document,
-        }
+        places = np.empty(len(k), dtype=RECORD)
+        places["start"] = bounds[document] + k * s
+        places["length"] = np.minimum(L, n[document] - k * s - p)
+        places["document"] = first + document
+        yield places
 
 
 def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> UserError:
@@ -63,21 +63,15 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
     )
 
 
-def write_windows(path: Path, places: Places, settings: CorpusSettings) -> None:
-    """Store windows as Parquet; the schema's metadata says how they were cut."""
-    about = {"prefix": settings.prefix, "continuation": settings.continuation, "ending": settings.ending}
-    schema = SCHEMA.with_metadata({key: str(value) for key, value in about.items()})
-    table = pa.table([places[name] for name in SCHEMA.names], schema=schema)
-    with whole(path) as aside:
-        pq.write_table(table, aside, compression="zstd")
+def write_windows(path: Path, places: Places) -> None:
+    """Store windows as a file of numpy."""
+    write_array(path, places)
 
 
 def read_windows(path: Path) -> Places:
-    """The windows that ``write_windows`` stored."""
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): run the corpus stage again") from None
-    if not table.schema.equals(SCHEMA) or any(column.null_count for column in table.columns):
-        raise UserError(f"{path} does not hold windows of a corpus: run the corpus stage again")
-    return {name: table.column(name).to_numpy() for name in SCHEMA.names}
+    """The windows that ``write_windows`` stored, mapped."""
+    with undamaged(path, "run the corpus stage again"):
+        places: Places = np.load(path, mmap_mode="r", allow_pickle=False)
+        if places.dtype != RECORD or places.ndim != 1:
+            raise ValueError("it holds no windows of a corpus")
+    return places

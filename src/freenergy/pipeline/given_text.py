@@ -1,6 +1,6 @@
 """Any text, cut into windows as a run's own text is: by its tokenizer, prefix and continuation.
 
-    RUN/evaluations/text-<fingerprint>/{test.bin, test.documents.npy, test.windows.parquet, shared.safetensors}
+    RUN/evaluations/text-<fingerprint>/{test.bin, test.documents.npy, test.windows.npy, shared.safetensors}
 
 The folder appears whole or not at all. Windows that share n tokens in a row with the training text are kept, since the
 user asked for this text, but they are counted: on them a model is measured on what it has read.
@@ -78,7 +78,7 @@ def _folder(run: Run, mark: str) -> Path:
 
 def _windows(folder: Path, corpus: Corpus) -> Windows:
     tokens = np.memmap(folder / f"{_SPLIT}.bin", dtype=token_type(corpus.tokenizer.vocab_size), mode="r")
-    return Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.parquet"), corpus.prefix, corpus.continuation)
+    return Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.npy"), corpus.prefix, corpus.continuation)
 
 
 def _below(path: Path) -> list[Path]:
@@ -102,7 +102,7 @@ def _cut(
     shutil.rmtree(folder / "shards", ignore_errors=True)  # there is none of a text without documents
     bounds = np.load(folder / f"{_SPLIT}.documents.npy", allow_pickle=False)
     places = _places(bounds, settings, files)
-    write_windows(folder / f"{_SPLIT}.windows.parquet", places, settings)
+    write_windows(folder / f"{_SPLIT}.windows.npy", places)
     text = Stream.on_disk(folder / f"{_SPLIT}.bin", token_type(corpus.tokenizer.vocab_size), bounds)
     train = training_text(corpus)
     with progress.track("looking for it in the training text", train.size, "tokens") as advance:

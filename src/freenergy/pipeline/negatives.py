@@ -107,7 +107,7 @@ def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
 
 def chosen_windows(run: Run, corpus: Corpus, split: str) -> torch.Tensor:
     """The windows of a split that negatives are drawn for, in random order."""
-    settings, available = run.recipe.negatives, len(corpus.windows(split))
+    settings, available = run.recipe.negatives, corpus.report.splits[split].windows
     wanted = settings.windows if split == "train" else settings.validation_windows
     order = Rng(run.recipe.seed).child("negatives", split, "windows").permutation(available)
     return order[: wanted or available]
