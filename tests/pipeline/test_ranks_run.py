@@ -81,13 +81,31 @@ def test_two_ranks_find_what_one_finds(started, tmp_path, launcher):
     assert abs(same_gain["nats_per_sequence"] - gain["nats_per_sequence"]) < (high - low) / 4
 
 
+def begun(started, out, ranks):
+    """A run in the middle of training its base, and the records of its steps."""
+    process, records = started(out, ranks), out / "base" / "training" / "metrics.jsonl"
+    while not records.is_file() or len(records.read_text().splitlines()) < 5:
+        assert process.poll() is None, process.stderr.read()[-2000:]
+    return process, records
+
+
+def test_sigterm_to_torchrun_keeps_the_step_in_hand(started, tmp_path):
+    process, records = begun(started, tmp_path / "run", 2)
+    process.send_signal(signal.SIGTERM)  # torchrun hands it on; its own status tells of the signal
+    _, err = process.communicate(timeout=120)
+    assert err.count("freenergy: stopped as asked") == 1
+    assert (tmp_path / "run" / "base" / "training" / "checkpoint.safetensors").is_file()
+    kept = len(records.read_text().splitlines())
+    assert 5 <= kept < 12
+    finish(started(tmp_path / "run", 2))
+    finish(started(tmp_path / "straight", 2))
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "straight")
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_killed_training_goes_on_on_another_number_of_ranks(started, tmp_path, before, after):
     out = tmp_path / "run"
-    process = started(out, before)
-    records = out / "base" / "training" / "metrics.jsonl"
-    while not records.is_file() or len(records.read_text().splitlines()) < 5:
-        assert process.poll() is None, process.stderr.read()[-2000:]
+    process, records = begun(started, out, before)
     for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         child.send_signal(signal.SIGKILL)
     process.communicate()
