@@ -87,6 +87,41 @@ def test_cross_entropy_is_over_the_tokens_that_count(smoothing):
     torch.testing.assert_close(found, exact)
 
 
+@pytest.mark.parametrize("scheduled", [None, ScheduledSampling(most=1.0, epochs=0.0, by="argmax")])
+def test_the_level_of_the_logits_is_held_where_the_loss_is_read(scheduled):
+    network, data = Bigram(), Rows(ends=True)
+    batch = data.batch(1, 0)
+    logits = network.logits(None, batch.tokens)
+    if scheduled:
+        logits = network.logits(None, torch.where(batch.mask, logits.argmax(-1), batch.tokens))
+    exact = 0.3 * (logits.logsumexp(-1)[batch.mask] ** 2).mean()
+    held, free = (
+        AutoregressiveTask(network, data, Teaching(level=level, scheduled=scheduled)).loss(1, 0, Rng(0)).value
+        for level in (0.3, 0.0)
+    )
+    torch.testing.assert_close(held - free, exact)
+
+
+def test_a_level_that_is_held_makes_s_flat_and_leaves_the_softmax_alone(tmp_path):
+    spread = {}
+    for level in (0.0, 0.1):
+        network = Bigram()
+        task = AutoregressiveTask(network, Rows(steps=100), Teaching(level=level))
+        settings = Optimisation(steps=150, batch_size=8, learning_rate=0.05, warmup=0, validate_every=50)
+        for _ in fit(task, settings, tmp_path / str(level), Rng(0)):
+            pass
+        S = network.logits(None, torch.arange(V).unsqueeze(0)).logsumexp(-1)
+        spread[level] = S.abs().max().item(), task.validate().value
+    assert spread[0.1][0] < 0.2 < spread[0.0][0]
+    assert spread[0.1][1] == pytest.approx(spread[0.0][1], abs=0.02)
+
+
+@pytest.mark.parametrize("level", [-1.0, math.inf, math.nan])
+def test_a_level_that_cannot_be_is_refused(level):
+    with pytest.raises(UserError, match="level is"):
+        Teaching(level=level)
+
+
 def test_validation_is_nats_a_token_without_smoothing():
     network, data = Bigram(), Rows(ends=True)
     total = count = 0.0

@@ -1,13 +1,15 @@
 """The one task that trains every network that maps a context to logits: text, translations, images.
 
     loss = CE + weight · (E-ARM) · (its data tokens / all)      from E-ARM's first epoch on, before it CE alone
-    CE   = −mean over tokens of (1 − ε)·log q(x_t | g, x̃_<t) + ε·mean_v log q(v | g, x̃_<t)
+    CE   = −mean over tokens of (1 − ε)·log q(x_t | g, x̃_<t) + ε·mean_v log q(v | g, x̃_<t), + level · mean S²
 
 x̃ are the data's own tokens, or with scheduled sampling a mixture: a first pass on the data predicts every token, and
 each is replaced by its prediction with a probability that grows over the epochs; the second pass, on the mixture, has
-the loss (the two passes of Mihaylova and Martins 2019). ε is label smoothing. E-ARM compares the data with rows that
-the network itself has drawn after the same beginning (``objectives.earm``). Fakes may cover a part of each row only;
-both losses then count by tokens, so that weight 1 makes a step of Eq. 6 worth a token of cross-entropy.
+the loss (the two passes of Mihaylova and Martins 2019). ε is label smoothing. S = log Σ_v e^{logit of v} is free for a
+softmax; level holds it near 0, so that E-ARM, whose energy it is, need not begin by correcting it. E-ARM compares the
+data with rows that the network itself has drawn after the same beginning (``objectives.earm``). Fakes may cover a part
+of each row only; both losses then count by tokens, so that weight 1 makes a step of Eq. 6 worth a token of
+cross-entropy.
 """
 
 import math
@@ -70,6 +72,8 @@ class AutoregressiveTask:
             logits = self.network.logits(batch.given, batch.tokens)
         read = self._again(batch, logits.detach(), share, rng.child("scheduled")) if share else logits
         nats = cross_entropy_of(read, batch, self.teaching.label_smoothing)
+        if self.teaching.level:
+            nats = nats + self.teaching.level * (read.logsumexp(-1)[batch.mask] ** 2).mean()
         found = fakes.loss(batch, logits, nats, rng.child("fakes")) if fakes else Loss(nats, {})
         if self.memory:
             self.memory.remember()

@@ -84,6 +84,7 @@ class TrainedBase:
     block: int = 160  # tokens of a training row
     dropout: float = 0.0
     label_smoothing: float = 0.0
+    level: float = 0.0  # weight of S², which holds the level of the logits near 0
     scheduled: ScheduledSampling | None = None  # rows that hold the network's own predictions
     earm: EARM | None = None  # the network learns to be an energy too
     memory: int = 0  # tokens before the block that are seen without gradient; the text is then read in its order
@@ -94,9 +95,9 @@ class TrainedBase:
         for name in ("block", "validation_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        for name in ("dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is {self.dropout}: set it to at least 0 and below 1")
+        _ = self.teaching  # refuses what it cannot be
         if self.memory < 0:
             raise UserError(f"memory is {self.memory}: set it to 0 (none) or more tokens")
         if self.memory and self.optimisation.accumulate > 1:
@@ -105,7 +106,9 @@ class TrainedBase:
     @property
     def teaching(self) -> Teaching:
         """How the network is taught."""
-        return Teaching(label_smoothing=self.label_smoothing, scheduled=self.scheduled, earm=self.earm)
+        return Teaching(
+            label_smoothing=self.label_smoothing, level=self.level, scheduled=self.scheduled, earm=self.earm
+        )
 
 
 @final

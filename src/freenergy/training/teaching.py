@@ -42,9 +42,14 @@ class Teaching:
     """How a network is taught: cross-entropy, and what is added to it in any combination."""
 
     label_smoothing: float = 0.0
+    level: float = (
+        0.0  # weight of S², S = log Σ_v e^{logit v}: holds the level of the logits, which a softmax leaves free
+    )
     scheduled: ScheduledSampling | None = None
     earm: EARM | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.level < math.inf:
+            raise UserError(f"level is {self.level}: set the weight of the squared log-sum of logits to 0 or more")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"label_smoothing is {self.label_smoothing}: set it to at least 0 and below 1")
