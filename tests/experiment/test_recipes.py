@@ -76,7 +76,8 @@ def whole_table(table, loaded):
 
 
 def test_every_experiment_is_read():
-    assert set(experiments()) == {"earm-wikitext", "earm-start-epoch", "earm-multi30k", "earm-tatoeba", "earm-mnist"}
+    names = ("wikitext", "level", "start-epoch", "multi30k", "tatoeba", "mnist")
+    assert set(experiments()) == {f"earm-{name}" for name in names}
     for name, about in experiments().items():
         assert about
         loaded = load_experiment(name)
@@ -85,9 +86,10 @@ def test_every_experiment_is_read():
 
 
 @pytest.mark.slow
-def test_wikitext(text, tmp_path):
+@pytest.mark.parametrize("name", ["earm-wikitext", "earm-level"])
+def test_wikitext(text, tmp_path, name):
     changes = [*text, "subject.certified_windows=2", "subject.candidates=4", "seeds=[0]"]
-    table, loaded = done("earm-wikitext", changes, tmp_path)
+    table, loaded = done(name, changes, tmp_path)
     assert whole_table(table, loaded)
     assert table["columns"] == ["perplexity", "perplexity of windows", "perplexity resampled (certified)",
                                 "perplexity resampled (lower)", "perplexity resampled (upper)"]  # fmt: skip
