@@ -9,6 +9,7 @@ import numpy as np
 
 from freenergy import Rng, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.negatives.sources import FromBase
 from freenergy.negatives.store import Identity, NegativeShards
 from freenergy.storage import file_hash
@@ -49,7 +50,7 @@ def die_always(x):
 def shards(folder, rng):
     """A small store of negatives, 8 shards."""
     stream = np.arange(400) * 7 % V
-    places = {"start": np.arange(40) * 9, "length": np.full(40, L, dtype=np.int32), "document": np.zeros(40, dtype=int)}
+    places = places_of(np.arange(40) * 9, L)
     identity = Identity(
         lm="m", tokenizer="t", corpus="c", split="train", seed=1, per_prefix=K, sources="base", space=SPACE
     )

@@ -2,6 +2,9 @@
 
 import os
 import sys
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from freenergy import UserError
 from freenergy.engine import opening, shards
 from freenergy.engine.local import Here, Pool
 from freenergy.engine.opening import open_engine
+from freenergy.engine.protocol import RETRIES
 from freenergy.engine.worker import Surroundings
 from freenergy.progress import Silent
 from freenergy.stopping import Stopped, stoppable
@@ -87,6 +91,38 @@ def test_a_folder_that_a_worker_does_not_see(tmp_path):
     job = shards.Job(tasks.shards, tmp_path / "elsewhere", ())
     with pytest.raises(UserError, match="needs a disk that all of them share"):
         shards._make(job, 0)
+
+
+class Fragile:
+    """An executor all of whose first futures break, as those of a killed worker and its siblings do."""
+
+    def __init__(self, doomed):
+        self.doomed, self.ended, self._processes = doomed, 0, {}
+
+    def submit(self, timed, do, item):
+        future = Future()
+        self.doomed -= 1
+        future.set_result((0.0, do(item))) if self.doomed < 0 else future.set_exception(BrokenProcessPool())
+        return future
+
+    def shutdown(self, **how):
+        self.ended += 1
+
+
+@pytest.mark.parametrize(("doomed", "is_given_up"), [(8, False), (8 + RETRIES - 1, False), (8 + RETRIES, True)])
+def test_waiting_to_be_tried_again_is_no_death(monkeypatch, doomed, is_given_up):
+    """Eight items are in hand when a worker dies; then they are tried one at a time, the last one first."""
+    pool, executor = Pool(4), Fragile(doomed)
+
+    def started(pool):
+        pool._executor = executor
+        return executor
+
+    monkeypatch.setattr(Pool, "_started", started)
+    with pytest.raises(UserError, match=f"died {RETRIES + 1} times over") if is_given_up else nullcontext():
+        found = list(pool.each(tasks.square, range(20)))
+        assert sorted(found) == [(x, x * x) for x in range(20)]
+        assert executor.ended == 1 + doomed - 8
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 
 from freenergy import Rng, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.negatives import mapped
 from freenergy.negatives.mapped import list_fingerprint
 from freenergy.negatives.sources import FromBase
@@ -27,7 +28,7 @@ IDENTITY = Identity(
 
 
 def windows(num):
-    places = {"start": np.arange(num), "length": np.full(num, L, dtype=np.int32), "document": np.zeros(num, dtype=int)}
+    places = places_of(np.arange(num), L)
     return Windows(np.arange(num + P + L) % V, places, P, L)
 
 

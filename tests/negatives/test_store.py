@@ -11,6 +11,7 @@ import torch
 
 from freenergy import Rng, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.negatives.sources import FromBase, Mixed, Stored
 from freenergy.negatives.store import Identity, NegativeShards, NegativeStore
 from freenergy.progress import Silent
@@ -27,7 +28,7 @@ IDENTITY = Identity(
 
 def windows():
     stream = np.arange(400) * 7 % V
-    places = {"start": np.arange(40) * 9, "length": np.full(40, L, dtype=np.int32), "document": np.zeros(40, dtype=int)}
+    places = places_of(np.arange(40) * 9, L)
     return Windows(stream, places, P, L)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Sequences, SequenceSpace, TabularLM, stopping
 from freenergy.base.presets import Preset, build
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.energies.bit import Bit
 from freenergy.energies.settings import BitEnergy
 from freenergy.negatives.sources import FromBase
@@ -67,8 +68,8 @@ def bit(folder):
     lm, truth = (TabularLM.random(Rng(seed), vocab_size=V, order=0, spread=1.0) for seed in (1, 2))
     space, count = SequenceSpace(vocab_size=V, length=L), 80
     stream = truth.sample(Sequences.from_lists([[i % V] for i in range(count)]), 1, space, Rng(3)).x.joined().tokens
-    places = {"start": np.arange(count) * (1 + L), "length": np.full(count, L, dtype=np.int32)}
-    windows = Windows(stream.numpy().ravel(), places | {"document": np.arange(count)}, 1, L)
+    places = places_of(np.arange(count) * (1 + L), L, np.arange(count))
+    windows = Windows(stream.numpy().ravel(), places, 1, L)
     stored = []
     for split, rows in (("train", torch.arange(60)), ("validation", torch.arange(60, 80))):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}

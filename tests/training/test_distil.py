@@ -13,6 +13,7 @@ from transformers import GPTNeoXConfig
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.base.presets import build
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.joint import JointModel
 from freenergy.progress import Silent
 from freenergy.samplers.candidates import weigh
@@ -204,7 +205,7 @@ def tiny_energy(x):
 def tiny_windows(count=8):
     stream = np.arange(count * (1 + L), dtype=np.uint16) % V
     starts = np.arange(count) * (1 + L)
-    places = {"start": starts, "length": np.full(count, L, dtype=np.int32), "document": np.arange(count)}
+    places = places_of(starts, L, np.arange(count))
     return Windows(stream, places, 1, L)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from freenergy import Continuations, RankingNCE, Rng, Scores, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.energies.ngram_features import NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.product import Product
@@ -45,7 +46,7 @@ def windows_of(truth, count):
     x = truth.sample(contexts, 1, SPACE, Rng(3)).x
     stream = x.joined().tokens.numpy().ravel()
     starts = np.arange(count) * (1 + L)
-    places = {"start": starts, "length": np.full(count, L, dtype=np.int32), "document": np.arange(count)}
+    places = places_of(starts, L, np.arange(count))
     return Windows(stream, places, 1, L)
 
 

@@ -10,6 +10,7 @@ import transformers
 from freenergy import Continuations, HuggingFaceLM, RankingNCE, Rng, Sequences, SequenceSpace
 from freenergy.base.presets import build
 from freenergy.corpus import Windows
+from freenergy.corpus.windows import places_of
 from freenergy.energies.bit import Bit
 from freenergy.energies.log_ratio import LogRatio
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
@@ -42,8 +43,8 @@ def base(dtype=torch.float64):
 def world(tmp_path_factory):
     lm, count = base(), 24
     stream = (Rng(3).uniform(count * (P + L)) * V).long().numpy()
-    places = {"start": np.arange(count) * (P + L), "length": np.full(count, L, dtype=np.int32)}
-    windows, stored = Windows(stream, places | {"document": np.arange(count)}, P, L), []
+    places = places_of(np.arange(count) * (P + L), L, np.arange(count))
+    windows, stored = Windows(stream, places, P, L), []
     for split, rows in (("train", torch.arange(16)), ("validation", torch.arange(16, 24))):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)

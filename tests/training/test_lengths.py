@@ -15,6 +15,7 @@ from torch import nn
 from freenergy import Continuations, RankingNCE, Rng, Run, Sequences, SequenceSpace, TabularLM, UserError, load, run
 from freenergy.config import make_recipe
 from freenergy.corpus import Corpus, Windows
+from freenergy.corpus.windows import places_of
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.ngram_features import NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
@@ -205,7 +206,7 @@ def world(tmp_path_factory):
     x = TRUTH.sample(Sequences.from_lists([[i % V] for i in range(count)]), 1, SPACE, Rng(3)).x
     stream = x.joined().tokens.numpy().ravel()
     starts = np.arange(count) * (1 + L)
-    places = {"start": starts, "length": np.full(count, L, dtype=np.int32), "document": np.arange(count)}
+    places = places_of(starts, L, np.arange(count))
     windows, stored = Windows(stream, places, 1, L), []
     for split, rows in (("train", torch.arange(40)), ("validation", torch.arange(40, 60))):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}

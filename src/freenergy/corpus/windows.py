@@ -46,11 +46,18 @@ def _parts(documents: np.ndarray, settings: CorpusSettings) -> Iterator[Places]:
         counts = np.maximum((n - p - least) // s + 1, 0)
         document = np.repeat(np.arange(len(n)), counts)
         k = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        places = np.empty(len(k), dtype=RECORD)
-        places["start"] = bounds[document] + k * s
-        places["length"] = np.minimum(L, n[document] - k * s - p)
-        places["document"] = first + document
-        yield places
+        yield places_of(bounds[document] + k * s, np.minimum(L, n[document] - k * s - p), first + document)
+
+
+def places_of(
+    starts: Integer[np.ndarray, " W"],
+    lengths: Integer[np.ndarray, " W"] | int,
+    documents: Integer[np.ndarray, " W"] | int = 0,
+) -> Places:
+    """Windows that begin there, with continuations of these lengths."""
+    places = np.empty(len(starts), dtype=RECORD)
+    places["start"], places["length"], places["document"] = starts, lengths, documents
+    return places
 
 
 def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> UserError:

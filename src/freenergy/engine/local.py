@@ -78,17 +78,17 @@ class Pool:
             while self._give_out(do, left, lost, at_work):
                 done, _ = wait(at_work, timeout=PATIENCE, return_when=FIRST_COMPLETED)
                 check()
+                broken: list[_Given] = []
                 for future in done:
                     given = at_work.pop(future)
                     if isinstance(future.exception(), BrokenProcessPool):
-                        lost.append(given)
+                        broken.append(given)
                         continue
                     seconds, result = future.result()
                     self.spent += seconds
                     yield given.item, result
-                if lost:
-                    lost += self._begin_anew(at_work)
-                    _count_deaths(lost)
+                if broken:
+                    lost += self._begin_anew(broken, at_work)
         except UserError:
             self._end(at_once=True)  # nobody writes any more when the refusal is told
             raise
@@ -111,16 +111,16 @@ class Pool:
             try:
                 at_work[self._started().submit(timed, do, given.item)] = given
             except BrokenProcessPool:
-                lost.append(given)
-                lost += self._begin_anew(at_work)
-                _count_deaths(lost)
+                lost += self._begin_anew([given], at_work)
         return bool(at_work)
 
-    def _begin_anew(self, at_work: dict[Future[tuple[float, Any]], _Given]) -> list[_Given]:
-        """Close a broken executor; what it has not finished."""
+    def _begin_anew(self, broken: list[_Given], at_work: dict[Future[tuple[float, Any]], _Given]) -> list[_Given]:
+        """Close a broken executor; what it has not finished, each with one death more."""
         self._end(at_once=True)
         unfinished = [future for future in at_work if future.cancelled() or future.exception() is not None]
-        return [at_work.pop(future) for future in unfinished]
+        lost = [*broken, *(at_work.pop(future) for future in unfinished)]
+        _count_deaths(lost)
+        return lost
 
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
