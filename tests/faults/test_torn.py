@@ -15,7 +15,7 @@ from .children import sentence
 
 DRAWN = (".svg", ".png", ".html", ".md")  # for people: written anew with every report, or never read
 UNGUARDED = (
-    "evaluation/evaluation.json",  # the last word of a run, beside stage.json
+    "evaluation.json",  # the last word of a run or of another text, beside stage.json
     "stage.json",
     "recipe.json",  # an edited recipe is a recipe
     "safetensors",  # weights and counts are not hashed whenever they are opened: that would read all of a large model
