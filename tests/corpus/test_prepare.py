@@ -300,14 +300,16 @@ def test_killed_between_report_and_sweep(tmp_path, write, lines_of_text):
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.documents.npy", "train.windows.npy", "corpus.json"])
-@pytest.mark.parametrize("harm", ["missing", "torn"])
+@pytest.mark.parametrize("harm", ["missing", "torn", "begun badly"])
 def test_damaged_corpora_are_named(tmp_path, write, lines_of_text, name, harm):
     out = tmp_path / "out"
     run(out, {"all": [write(tmp_path / "a.jsonl", lines_of_text)]})
     if harm == "missing":
         (out / name).unlink()
     else:
-        (out / name).write_bytes((out / name).read_bytes()[:100])
+        data = (out / name).read_bytes()
+        begun_badly = data.replace(b"}", b"(", 1) if b"NUMPY" in data else b"{[(" + data
+        (out / name).write_bytes(data[:100] if harm == "torn" else begun_badly)
 
     def use():
         corpus = Corpus.open(out)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.numpy import load_file, save_file
 
 from freenergy import Continuations, NgramLM, Rng, Sequences, TabularLM, UserError
 from freenergy.base.ngram import discounts
@@ -264,3 +265,19 @@ def test_ten_thousand_continuations_take_seconds():
     begun = time.process_time()
     E.features(Continuations(Sequences(contexts, torch.full((500,), 120)), x, torch.full((500, 20), 40)))
     assert time.process_time() - begun < 15
+
+
+@pytest.mark.parametrize("name", ["keys.2", "raw.1", "counts.3", "pairs.1.keys", "pairs.2.counts"])
+@pytest.mark.parametrize("harm", ["two dimensions", "another length", "numbers with a point"])
+def test_tables_whose_arrays_do_not_fit_are_refused(tmp_path, name, harm):
+    path = tmp_path / "tables.safetensors"
+    energy().tables.save(path)
+    arrays = load_file(path)
+    change = {
+        "two dimensions": lambda a: a[None],
+        "another length": lambda a: a[1:],
+        "numbers with a point": lambda a: a.astype(np.float64),
+    }
+    save_file(arrays | {name: np.ascontiguousarray(change[harm](arrays[name]))}, path)
+    with pytest.raises(UserError, match=r"holds no counts of n-grams .*train the energy again"):
+        NgramTables.load(path)

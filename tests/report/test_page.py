@@ -13,7 +13,7 @@ from freenergy.pipeline import Run
 from freenergy.progress import Silent
 from freenergy.report import cite, write_report
 from freenergy.report.page import PLAYGROUND, page, read_evaluation, summary, verdicts
-from freenergy.report.tables import headline
+from freenergy.report.tables import headline, versions
 from freenergy.report.toml import to_toml
 from freenergy.storage import write_json
 
@@ -272,3 +272,8 @@ def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
     assert "188 of 319" in shown
     assert "0.00084" in shown
     assert "30 of 30 raters are simulated" in shown
+
+
+def test_versions_are_told_once_each_whatever_a_record_holds():
+    records = {"corpus": {"versions": {"torch": "2.13", "numpy": 2.0}}, "base": {"versions": {"torch": None}}}
+    assert versions(records).rows == [["torch", "2.13, None"], ["numpy", "2.0"]]

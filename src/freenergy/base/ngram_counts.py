@@ -70,9 +70,18 @@ class NgramCounts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], *, vocab_size: int, eos: int, order: int) -> "NgramCounts":
-        """The inverse of ``arrays``; KeyError where one is missing."""
-        levels = tuple(Level(arrays[f"keys.{k}"], arrays[f"counts.{k}"]) for k in range(1, order + 1))
+        """The inverse of ``arrays``; KeyError where one is missing, ValueError where they do not fit."""
+        levels = tuple(
+            Level(*columns(arrays[f"keys.{k}"], arrays[f"counts.{k}"], f"order {k}")) for k in range(1, order + 1)
+        )
         return cls(vocab_size=vocab_size, eos=eos, levels=levels)
+
+
+def columns(keys: Any, counts: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The same, once it is clear that they are a whole number for each key."""
+    if keys.ndim != 1 or keys.shape != counts.shape or keys.dtype.kind != "i" or counts.dtype.kind != "i":
+        raise ValueError(f"{what} has keys {keys.dtype} {keys.shape} and counts {counts.dtype} {counts.shape}")
+    return keys, counts
 
 
 def count(

@@ -19,7 +19,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, read_windows
 from freenergy.errors import UserError
 from freenergy.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.storage import read_json
+from freenergy.storage import read_json, undamaged
 
 REPORT = "corpus.json"
 
@@ -123,10 +123,8 @@ class Corpus:
     def documents(self, split: str) -> np.ndarray:
         """Bounds of the documents in the stream: document d is [bounds[d], bounds[d + 1]), its EOS included."""
         path = self._path(split, "documents.npy")
-        try:
+        with undamaged(path, "run the corpus stage again"):
             bounds: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise _damaged(path, str(error)) from None
         if len(bounds) != self.report.splits[split].documents + 1:
             raise _damaged(path, f"{len(bounds) - 1} documents, not {self.report.splits[split].documents}")
         return bounds

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from freenergy.base.ngram_counts import NgramCounts, count
+from freenergy.base.ngram_counts import NgramCounts, columns, count
 from freenergy.energies.ngram_levels import Groups, Level, without
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
@@ -145,9 +145,9 @@ class NgramTables:
             arrays = load_file(path)
             V, eos, order = map(int, arrays["sizes"])
             counts = NgramCounts.from_arrays(arrays, vocab_size=V, eos=eos, order=order)
-            raw = [arrays[f"raw.{k}"] for k in range(1, order + 1)]
+            raw = [columns(arrays[f"keys.{k}"], arrays[f"raw.{k}"], f"raw.{k}")[1] for k in range(1, order + 1)]
             skips = sorted(int(name.split(".")[1]) for name in arrays if name.endswith(".keys"))
-            pairs = {s: (arrays[f"pairs.{s}.keys"], arrays[f"pairs.{s}.counts"]) for s in skips}
+            pairs = {s: columns(arrays[f"pairs.{s}.keys"], arrays[f"pairs.{s}.counts"], f"pairs.{s}") for s in skips}
         except FileNotFoundError:
             raise UserError(f"there is no file {path}: copy the whole folder of the energy") from None
         except (SafetensorError, KeyError, ValueError) as error:

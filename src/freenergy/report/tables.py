@@ -141,7 +141,7 @@ def versions(records: dict[str, dict[str, Any]]) -> Table:
     found: dict[str, list[str]] = {}
     for record in records.values():
         for package, version in record.get("versions", {}).items():
-            if version not in found.setdefault(package, []):
-                found[package].append(version)
+            if str(version) not in found.setdefault(package, []):
+                found[package].append(str(version))
     rows = [[package, ", ".join(seen)] for package, seen in found.items()]
     return Table(caption="Versions", columns=("package", "version"), rows=rows, is_prose=True)
