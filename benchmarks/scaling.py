@@ -9,7 +9,6 @@ attention, forward and backward), bytes those of the files that the stage has le
 
 import argparse
 import json
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,6 @@ SIZES: dict[str, dict[str, Any]] = {
 Shape = tuple[int, ...]
 
 
-def _packed(x: Shape, packed: object, weight: Shape, *rest: object, **more: object) -> int:
-    return 2 * math.prod(x) * math.prod(weight) // x[-1]
-
-
 def _attention(query: Shape, key: Shape, value: Shape, *rest: object, **more: object) -> int:
     return sdpa_flop_count(query, key, value)
 
@@ -44,13 +39,11 @@ def _attention_backward(slope: Shape, query: Shape, key: Shape, value: Shape, *r
     return sdpa_backward_flop_count(slope, query, key, value)
 
 
-# torch's counter knows neither products with packed weights nor the attention of CPUs
+# torch's counter does not know the attention of CPUs
 _COUNTED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
-if hasattr(torch.ops.mkl, "_mkl_linear"):
-    _COUNTED[torch.ops.mkl._mkl_linear] = _packed
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
 from freenergy.base.decoding import drawing, fused, sampling
 from freenergy.base.decoding.families import Affine, take_apart
+from freenergy.base.decoding.memory import stretches
 from freenergy.base.decoding.opening import Decoder
 from freenergy.base.decoding.plain import Plain
 from freenergy.base.decoding.step import FastStepper
@@ -229,7 +230,31 @@ def test_candidates_change_places(name, compiled):
 def test_the_prefix_is_held_once():
     stepper = begin(MODELS["llama"](), 50, 3)
     assert {tuple(keys.shape) for keys in stepper.memory.prefix_keys} == {(3 * 2, 7, 8)}
-    assert {tuple(keys.shape) for keys in stepper.memory.keys} == {(3, 2, 50, 3, 8)}
+    assert {tuple(keys.shape) for keys in stepper.memory.keys} == {(1, 3, 2, 50, 3, 8)}
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, (1, 1)), (16, (1, 16)), (17, (2, 9)), (40, (3, 14))])
+def test_stretches_are_as_long_as_each_other(length, expected):
+    assert stretches(length) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "neox"])
+@pytest.mark.parametrize("num", [1, 6, 90])  # products by row, by feature, by row
+def test_long_suffixes_are_remembered_stretch_by_stretch(name, num):
+    model = MODELS[name]()
+    x = torch.randint(V, (3, num, 20), generator=torch.Generator().manual_seed(5))
+    rows = torch.arange(num).flip(0).expand(3, num)
+    stepper = begin(model, num, 20)
+    assert stepper.memory.keys[0].shape[0] == 2
+    for t in range(12):
+        stepper.step(x[:, :, t])
+    stepper.select(rows)  # in the middle of the second stretch
+    for t in range(12, 20):
+        log_p = stepper.step(x[:, :, t])
+    for b, context in enumerate(CONTEXTS):
+        for n in {0, num // 2, num - 1}:
+            string = [*x[b, rows[b, n], :12].tolist(), *x[b, n, 12:].tolist()]
+            torch.testing.assert_close(log_p[b, n], whole(model, context, string)[0][-1], atol=1e-4, rtol=0)
 
 
 # drawing
@@ -421,20 +446,21 @@ def test_as_many_rows_as_memory_allows():
     assert sampling.rows_at_once(apart, 10**9) == 1
 
 
-def test_products_with_weights_laid_out_anew_are_the_same():
-    apart = take_apart(MODELS["llama with biases, tied"]())
-    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
-    changes = [Affine.by_output] + [Affine.with_packed] * apart.can_pack
-    for change in changes:
-        layer = apart.layers[1].map(change)
-        for name in ("qkv", "up"):
-            plain, other = getattr(apart.layers[1], name), getattr(layer, name)
-            torch.testing.assert_close(other(x), plain(x))
-            torch.testing.assert_close(other(x[:3]), plain(x[:3]))  # another number of rows than it was packed for
-        logits = x.new_empty(7, apart.head.weight.shape[1] + 3)[:, :-3]
-        change(apart.head).write(x, logits)
-        torch.testing.assert_close(logits, apart.head(x))
-    assert not take_apart(MODELS["gpt2"](dtype=torch.float64)).can_pack
+@pytest.mark.parametrize("rows", [1, 15, 16, 70, 255, 256, 300])
+def test_products_are_the_same_whatever_lies_in_memory(rows):
+    generator = torch.Generator().manual_seed(0)
+    x, kept = (torch.randn(rows, features, generator=generator) for features in (24, 1100))
+    weight, bias = (torch.randn(*shape, generator=generator) for shape in ((24, 1100), (1100,)))
+    for product in (Affine(weight, bias), Affine(weight, None), Affine(weight, bias).by_output()):
+        expected = x @ weight + (0 if product.bias is None else bias)
+        for same in (x, x.t().contiguous().t()):
+            torch.testing.assert_close(product(same), expected, atol=1e-4, rtol=0)
+            logits = x.new_empty(rows, 1103)[:, :-3]
+            product.write(same, logits)
+            torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+            for total in (kept.clone(), kept.t().clone(memory_format=torch.contiguous_format).t()):
+                product.add_to(total, same)
+                torch.testing.assert_close(total, kept + expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -21,7 +21,8 @@ from transformers.pytorch_utils import Conv1D
 Activation = Literal["swiglu", "gelu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _DTYPES = (torch.float32, torch.float64)
-_PACKED_FOR = 64  # rows: a layout for these is good for 4 to 512, one for 4 is half as fast at 64
+_SOME = range(16, 256)  # rows for which Wᵀ·xᵀ is up to twice as fast; below it is slower, above there is no difference
+_OUTPUTS = 512  # of a wide product at once
 _STEADY = ("default", "linear", "llama3", "yarn")  # rotations that do not depend on the length of the text
 
 
@@ -32,41 +33,36 @@ class Affine:
 
     weight: Float[Tensor, "inputs outputs"]
     bias: Float[Tensor, " outputs"] | None
-    packed: Tensor | None = None  # W once more, as MKL lays it out for itself
 
     def __call__(self, x: Float[Tensor, "R inputs"]) -> Float[Tensor, "R outputs"]:
-        """The product."""
-        if self.packed is not None:
-            product: Tensor = torch.ops.mkl._mkl_linear(x, self.packed, self.weight.t(), self.bias, len(x))
-            return product
-        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        """The product; of some rows by feature, as a transposed view."""
+        if not is_by_feature(x):
+            return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self.bias is None:
+            return torch.mm(self.weight.t(), x.t()).t()
+        return torch.addmm(self.bias.unsqueeze(1), self.weight.t(), x.t()).t()
 
     def write(self, x: Float[Tensor, "R inputs"], out: Float[Tensor, "R outputs"]) -> None:
-        """x · W + b, to where it is wanted."""
-        if self.packed is not None:
-            out.copy_(self(x))
-            return
-        torch.mm(x, self.weight, out=out)
+        """x · W + b, to where it is wanted; some outputs at a time, which a wide product is slower without."""
+        for weight, to in zip(self.weight.split(_OUTPUTS, dim=1), out.split(_OUTPUTS, dim=1), strict=True):
+            torch.mm(x, weight, out=to)
         if self.bias is not None:
             out.add_(self.bias)
 
     def add_to(self, x: Float[Tensor, "R outputs"], h: Float[Tensor, "R inputs"]) -> None:
         """x += h · W + b, in place."""
-        if self.packed is not None:
-            x.add_(self(h))
-            return
         x.addmm_(h, self.weight)
         if self.bias is not None:
             x.add_(self.bias)
 
-    def with_packed(self) -> "Affine":
-        """The same, faster, with a second copy of W in another layout."""
-        weight = self.weight.t().contiguous()
-        return Affine(self.weight, self.bias, torch.ops.mkl._mkl_reorder_linear_weight(weight, _PACKED_FOR))
-
     def by_output(self) -> "Affine":
         """The same, with the weights of an output side by side: a copy, unless they already are."""
         return Affine(self.weight.t().contiguous().t(), self.bias)
+
+
+def is_by_feature(x: Float[Tensor, "R features"]) -> bool:
+    """Are activations of so many rows multiplied faster as Wᵀ·xᵀ, the rows side by side, than as x·W?"""
+    return x.device.type == "cpu" and len(x) in _SOME
 
 
 @final
@@ -123,12 +119,6 @@ class Network:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.embedding.device
-
-    @property
-    def can_pack(self) -> bool:
-        """Has MKL a layout of its own for the weights? It would be made anew at every product."""
-        has = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
-        return has and self.device.type == "cpu" and self.embedding.dtype == torch.float32
 
     def split(self, qkv: Float[Tensor, "R outputs"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [R, H, D], keys and values [R, K, D], as views."""

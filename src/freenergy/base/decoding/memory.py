@@ -1,13 +1,14 @@
 """What B × N candidates remember of their contexts and of themselves.
 
-    prefix: keys and values [B, K, P, D], one copy a context;    suffix: [L, B, K, N, D], allocated once
+    prefix: keys and values [B, K, P, D], one copy a context;    suffix: [S, B, K, N, W, D], allocated once
 
 The candidates of a context lie side by side under each group of heads, so that the products with the prefix are B·K
-large ones. The suffix is filled token by token and lies in memory as it is filled: a step writes one stretch and reads
-what there is from end to end. Compiled steps have it as [B, C, K, L, D, 64], in blocks of 64 candidates.
+large ones. The suffix is filled stretch by stretch of W tokens: what a product reads of it lies in one piece, which is
+three times as fast as reading the first tokens of longer rows. Compiled steps have it as [B, C, K, L, D, 64], in blocks
+of 64 candidates.
 
 Legend: B contexts, N candidates, C blocks of them, K groups of G heads, H = K·G, D features of a head, P prefix tokens,
-L suffix tokens.
+L suffix tokens in S stretches of W.
 """
 
 import math
@@ -21,6 +22,8 @@ from torch import Tensor
 from freenergy.base.decoding.families import Network
 from freenergy.base.shared_prefix import Prefix
 
+_STRETCH = 16  # tokens at most: what is not yet filled is multiplied too
+
 
 @final
 @dataclass(slots=True, kw_only=True)
@@ -29,8 +32,9 @@ class Memory:
 
     prefix_keys: list[Float[Tensor, "BK P D"]]
     prefix_values: list[Float[Tensor, "BK P D"]]
-    keys: list[Float[Tensor, "B K N L D"]] | list[Float[Tensor, "B C K L D lanes"]]
-    values: list[Float[Tensor, "B K N L D"]] | list[Float[Tensor, "B C K L D lanes"]]
+    keys: list[Float[Tensor, "S B K N W D"]] | list[Float[Tensor, "B C K L D lanes"]]
+    values: list[Float[Tensor, "S B K N W D"]] | list[Float[Tensor, "B C K L D lanes"]]
+    lanes: int | None
     lengths: Int[Tensor, " B"]
     unseen: Float[Tensor, "B P"] | None  # −inf behind the end of a shorter context; None where all are as long
     angles: tuple[Float[Tensor, "L B half"], Float[Tensor, "L B half"]] | None  # cos and sin at the suffix's places
@@ -40,20 +44,18 @@ class Memory:
     def after(cls, prefix: Prefix, network: Network, num: int, length: int, *, lanes: int | None = None) -> "Memory":
         """Nothing yet but the contexts; ``lanes`` candidates in a block, or none of them where it is None."""
         B, K, P, D = prefix.keys[0].shape
-        like, shape = network.embedding, (B, K, num, length, D)
-        # torch's products of a few queries with keys by token are slow; filling keys by feature costs less than that
-        rooms = (_by_feature if network.heads > network.groups else _by_token, _by_token)
-        if lanes is not None:
-            rooms, shape = (_in_lanes, _in_lanes), (B, K, -(-num // lanes), length, D * lanes)
+        S, W = stretches(length)
+        shape = (S, B, K, num, W, D) if lanes is None else (B, -(-num // lanes), K, length, D, lanes)
+        like = network.embedding
+        # plain torch multiplies what is not yet filled, and masks it: it must be finite
+        room = [[(like.new_zeros if lanes is None else like.new_empty)(shape) for _ in network.layers] for _ in "kv"]
         ahead = torch.arange(P, device=like.device) >= prefix.lengths.unsqueeze(1)
-        room = [[make(like, shape) for _ in network.layers] for make in rooms]
-        if lanes is not None:
-            room = [[kept.unflatten(-1, (D, lanes)) for kept in some] for some in room]
         return cls(
             prefix_keys=[keys.reshape(B * K, P, D) for keys in prefix.keys],
             prefix_values=[values.reshape(B * K, P, D) for values in prefix.values],
             keys=room[0],
             values=room[1],
+            lanes=lanes,
             lengths=prefix.lengths,
             unseen=like.new_zeros(B, P).masked_fill_(ahead, -math.inf) if bool(ahead.any()) else None,
             angles=_angles(network, prefix.lengths, length),
@@ -64,31 +66,18 @@ class Memory:
         here = torch.arange(rows.shape[1], device=rows.device)
         for kept in (*self.keys, *self.values):
             for b, order in enumerate(rows):
-                if kept.dim() == 5:
-                    kept[b, :, :, : self.filled] = kept[b][:, order, : self.filled]
+                if self.lanes is None:
+                    past = kept[: -(-self.filled // kept.shape[-2]), b]
+                    past.copy_(past[:, :, order])
                 else:
-                    lanes = kept.shape[-1]
                     past = kept[b, :, :, : self.filled].movedim(-1, 1)
-                    past[here // lanes, here % lanes] = past[order // lanes, order % lanes]
+                    past[here // self.lanes, here % self.lanes] = past[order // self.lanes, order % self.lanes]
 
 
-_Shape = tuple[int, int, int, int, int]  # B, K, N, L, D
-
-
-def _by_token(like: Tensor, shape: _Shape) -> Tensor:
-    """Plain torch multiplies what is not yet filled, and masks it: it must be finite."""
-    B, K, N, L, D = shape
-    return like.new_zeros(L, B, K, N, D).permute(1, 2, 3, 0, 4)
-
-
-def _by_feature(like: Tensor, shape: _Shape) -> Tensor:
-    B, K, N, L, D = shape
-    return like.new_zeros(B, K, N, D, L).transpose(-1, -2)
-
-
-def _in_lanes(like: Tensor, shape: _Shape) -> Tensor:
-    B, K, C, L, D = shape
-    return like.new_empty(B, C, K, L, D)
+def stretches(length: int) -> tuple[int, int]:
+    """How many, and how long each of them: as long as each other, with room for ``length`` tokens."""
+    S = max(1, -(-length // _STRETCH))
+    return S, -(-length // S)
 
 
 def _angles(network: Network, lengths: Int[Tensor, " B"], length: int) -> tuple[Tensor, Tensor] | None:

@@ -101,20 +101,17 @@ class Decoder:
 
         def stepper(num: int) -> FastStepper:
             kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else Plain()
-            return FastStepper(self._for(network, kernels), first, num, length, layers, kernels)
+            return FastStepper(self._by_output(network), first, num, length, layers, kernels)
 
         return stepper
 
-    def _for(self, network: Network, kernels: Kernels) -> Network:
-        """The weights as the kernels multiply them fastest; copies are kept as long as the weights stay as they are."""
-        is_plain = isinstance(kernels, Plain)
-        if is_plain and not network.can_pack:
+    def _by_output(self, network: Network) -> Network:
+        """The weights as a CPU multiplies them fastest; copies are kept as long as the weights stay as they are."""
+        if network.device.type != "cpu":
             return network
-        state = (is_plain, *(number for weight in self.model.parameters() for number in _state(weight)))
+        state = tuple(number for weight in self.model.parameters() for number in _state(weight))
         if self._laid_out is None or self._state != state:
-            change = Affine.with_packed if is_plain else Affine.by_output
-            head = change(network.head) if is_plain else network.head  # compiled steps take it as it is
-            self._laid_out = replace(network, layers=[layer.map(change) for layer in network.layers], head=head)
+            self._laid_out = replace(network, layers=[layer.map(Affine.by_output) for layer in network.layers])
             self._state = state
         return self._laid_out
 

@@ -3,9 +3,10 @@
     softmax([q·K_p, q·K_x]) · [V_p; V_x]  =  w_p · V_p + w_x · V_x,     [w_p, w_x] = softmax([q·K_p, q·K_x])
 
 The scores of prefix and suffix stand side by side under one softmax; the prefix is multiplied once for all candidates
-of a context, the suffix candidate by candidate.
+of a context, the suffix candidate by candidate, stretch by stretch. Activations are [R, features] whatever lies in
+memory: some numbers of rows are kept by feature, since products are faster that way (``families.is_by_feature``).
 
-Legend: as in ``memory``; R = B·N rows, T suffix tokens so far.
+Legend: as in ``memory``; R = B·N rows, T suffix tokens in the stretches that are begun.
 """
 
 import math
@@ -16,10 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
-from freenergy.base.decoding.families import Activation, Affine, Network, Norm
+from freenergy.base.decoding.families import Activation, Affine, Network, Norm, is_by_feature
 from freenergy.base.decoding.memory import Memory
-
-_WIDTH = 16  # suffixes are multiplied in whole blocks: torch's products of a few columns are slow
 
 
 @final
@@ -30,7 +29,8 @@ class Plain:
 
     def enter(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "R E"]:
         """Activations of B × N candidates, laid out as the others take them."""
-        return x.flatten(0, 1)
+        rows = x.flatten(0, 1)
+        return rows.t().contiguous().t() if is_by_feature(rows) else rows
 
     def rows(self, x: Float[Tensor, "R E"], shape: tuple[int, int]) -> Float[Tensor, "R E"]:
         """The way back."""
@@ -39,7 +39,7 @@ class Plain:
     def norm(self, x: Float[Tensor, "R E"], how: Norm) -> Float[Tensor, "R E"]:
         """LayerNorm or RMSNorm."""
         if how.bias is None:
-            return rms_norm(x, x.shape[-1:], how.weight, how.eps)
+            return rms_norm(x.contiguous(), x.shape[-1:], how.weight, how.eps)  # sums across memory are slow
         return layer_norm(x, x.shape[-1:], how.weight, how.bias, how.eps)
 
     def qkv(self, x: Float[Tensor, "R E"], product: Affine) -> Float[Tensor, "R outputs"]:
@@ -58,24 +58,28 @@ class Plain:
         self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]
     ) -> Float[Tensor, "R HD"]:
         """Every row's new token looks at its context, its own past and itself, which is added to the memory."""
-        (B, K, N, L, D), t = memory.values[layer].shape, memory.filled
-        G, P = network.heads // K, memory.prefix_keys[layer].shape[1]
-        q, k, v = (part.unflatten(0, (B, N)).transpose(1, 2) for part in network.split(qkv))
+        keys, values, t = memory.keys[layer], memory.values[layer], memory.filled
+        _, B, K, N, W, D = values.shape
+        G, P, now = network.heads // K, memory.prefix_keys[layer].shape[1], t // W
+        q, k, v = (part.unflatten(0, (B, N)).transpose(1, 2) for part in network.split(qkv.contiguous()))
         queries = qkv.new_empty(B, K, N, G, D)
         _turn(q.unflatten(1, (K, G)).transpose(2, 3), memory, network.scaling, queries)
-        _turn(k.unsqueeze(3), memory, 1.0, memory.keys[layer][:, :, :, t].unsqueeze(3))
-        memory.values[layer][:, :, :, t] = v
-        T = min(L, -(-(t + 1) // _WIDTH) * _WIDTH)
-        keys, values = (kept.flatten(0, 2)[:, :T] for kept in (memory.keys[layer], memory.values[layer]))
+        _turn(k.unsqueeze(3), memory, 1.0, keys[now, :, :, :, t % W].unsqueeze(3))
+        values[now, :, :, :, t % W] = v
+        T = W * (now + 1)
         weights = qkv.new_empty(B * K, N * G, P + T)
         weights_p, weights_x = weights[:, :, :P], weights.view(B * K * N, G, P + T)[:, :, P:]
         weights_p.copy_(torch.bmm(queries.view(B * K, N * G, D), memory.prefix_keys[layer].transpose(1, 2)))
-        weights_x.copy_(torch.bmm(queries.view(B * K * N, G, D), keys.transpose(1, 2)))
+        stretches = weights_x.split(W, dim=2)
+        for some, seen in zip(keys.flatten(1, 3), stretches, strict=False):
+            seen.copy_(torch.bmm(queries.view(B * K * N, G, D), some.transpose(1, 2)))
         weights_x[:, :, t + 1 :] = -math.inf
         if memory.unseen is not None:
             weights.view(B, K * N * G, P + T)[:, :, :P] += memory.unseen.unsqueeze(1)
         torch.softmax(weights, -1, out=weights)
-        out = torch.bmm(weights_p, memory.prefix_values[layer]).view(B * K * N, G, D).baddbmm_(weights_x, values)
+        out = torch.bmm(weights_p, memory.prefix_values[layer]).view(B * K * N, G, D)
+        for some, seen in zip(values.flatten(1, 3), stretches, strict=False):
+            out.baddbmm_(seen, some)
         return out.view(B, K, N, G * D).transpose(1, 2).reshape(B * N, K * G * D)
 
 

@@ -6,6 +6,7 @@ Logits exist for some rows at a time, are drawn from and forgotten, so memory do
 gives the same continuations as ``ancestral``, up to rounding where a number falls between two tokens.
 """
 
+import math
 from typing import final
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from freenergy.base.decoding import drawing
 from freenergy.base.decoding.families import Network
 from freenergy.base.decoding.fused import LANES, Fused
+from freenergy.base.decoding.memory import stretches
 from freenergy.base.decoding.step import FastStepper
 from freenergy.base.traces import Trace
 from freenergy.protocols import Draws, Truncation
@@ -28,7 +30,7 @@ _ROWS = 512  # candidates at once where memory allows
 
 def rows_at_once(network: Network, length: int) -> int:
     """How many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
-    keys = network.groups * network.width * len(network.layers) * length
+    keys = network.groups * network.width * len(network.layers) * math.prod(stretches(length))
     rows = max(1, min(_ROWS, _MEMORY // (2 * keys * network.embedding.element_size())))
     return rows if rows < LANES else rows - rows % LANES
 
