@@ -113,7 +113,8 @@ OURS = ("ours", "ours, fused")
 def ctranslate2_ways(model, folder, settings):
     """The same for CTranslate2, in float32 and int8; none where it is not there.
 
-    ``settings`` are pairs of workers and batch size: all threads on one batch, or batches side by side.
+    ``settings`` are pairs of workers and batch size: all threads on one batch, or batches side by side. Making a
+    generator gives its number of threads to the whole process, torch included: that is taken back.
     """
     try:
         import ctranslate2
@@ -122,10 +123,11 @@ def ctranslate2_ways(model, folder, settings):
     names = [f"<{i}>" for i in range(model.config.vocab_size)]
     if settings:
         _convert(model, names, folder)
-    found = {}
+    found, threads = {}, torch.get_num_threads()
     for kind, (workers, batch) in product(("float32", "int8"), settings):
-        threads = {"inter_threads": workers, "intra_threads": max(1, torch.get_num_threads() // workers)}
-        generator = ctranslate2.Generator(folder, compute_type=kind, **threads)
+        shares = {"inter_threads": workers, "intra_threads": max(1, threads // workers)}
+        generator = ctranslate2.Generator(folder, compute_type=kind, **shares)
+        torch.set_num_threads(threads)
         name = f"CTranslate2 {kind}, {workers} × {batch}"
         found[name] = partial(_translated, generator, names, batch)
     return found

@@ -5,8 +5,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from freenergy import __version__
 
@@ -205,3 +207,25 @@ def test_a_stopped_run_keeps_its_cases_and_goes_on(benchmarks, tmp_path):
     assert [(one["case"], one["ratio"]) for one in written["rows"]] == [("fake", 0), ("more", 4.0)]
     assert done.returncode == 1
     assert "fell by 100%" in done.stdout
+
+
+def test_a_rival_that_takes_our_threads_gives_them_back(monkeypatch):
+    """CTranslate2 sets the threads of the whole process; a rival with one each would halve everybody else's speed."""
+    made, before = [], torch.get_num_threads()
+
+    def generator(folder, **settings):
+        made.append(settings)
+        torch.set_num_threads(settings["intra_threads"])
+
+    monkeypatch.setitem(sys.modules, "ctranslate2", SimpleNamespace(Generator=generator))
+    ways = module("ways")
+    monkeypatch.setattr(ways, "_convert", lambda *_: None)
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
+    torch.set_num_threads(2)
+    try:
+        found = ways.ctranslate2_ways(model, "nowhere", ((2, 32), (1, 64)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 4
+    assert [(each["inter_threads"], each["intra_threads"]) for each in made] == 2 * [(2, 1), (1, 2)]
