@@ -132,6 +132,11 @@ def test_the_command_line_starts_without_heavy_modules(words):
     assert words != ["--version"] or first == f"freenergy {__version__}"
 
 
+def test_a_run_is_opened_without_scipy_stats():
+    code = "import sys\nimport freenergy.pipeline.opening\nprint('scipy.stats' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+
+
 FAKE = """
 import measuring
 

@@ -22,8 +22,7 @@ import math
 
 import numpy as np
 from jaxtyping import Float, Integer
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtr, stdtrit  # scipy.stats takes a second to import
 
 from freenergy.errors import UserError
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_percent, percent_less
@@ -74,6 +73,6 @@ def in_parts(resamples: int, D: int) -> list[int]:
 
 def ends_of(D: int) -> tuple[float, float]:
     """The shares of resamples between which the interval lies."""
-    t = float(student.ppf((1 + CONFIDENCE) / 2, D - 1))
-    alpha = float(norm.cdf(-math.sqrt(D / (D - 1)) * t))
+    t = float(stdtrit(D - 1, (1 + CONFIDENCE) / 2))
+    alpha = float(ndtr(-math.sqrt(D / (D - 1)) * t))
     return alpha, 1 - alpha

@@ -19,7 +19,7 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float, Integer
-from scipy.stats import t as student
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 
 from freenergy.corpus import Corpus, Tokenizer, count_words_and_bytes
 from freenergy.errors import UserError
@@ -183,7 +183,7 @@ def rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> tuple[f
         return H, None
     r = amount - H * n
     se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
-    return H, float(student.ppf((1 + CONFIDENCE) / 2, D - 1)) * se
+    return H, float(stdtrit(D - 1, (1 + CONFIDENCE) / 2)) * se
 
 
 def measured_rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:

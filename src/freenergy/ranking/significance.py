@@ -17,8 +17,7 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import norm
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtr, stdtrit  # scipy.stats takes a second to import
 
 from freenergy.evaluation.bootstrap import FEWEST, ends_of, in_parts, resampled
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_rate
@@ -95,13 +94,13 @@ def compare(
     if not gap.any():
         return Comparison(linear, 1.0)
     if D < FEWEST:  # too few to resample: Student's t
-        reach = float(student.ppf((1 + CONFIDENCE) / 2, D - 1))
+        reach = float(stdtrit(D - 1, (1 + CONFIDENCE) / 2))
         se = (linear.value - linear.low) / reach
-        return Comparison(linear, float(2 * student.cdf(-abs(linear.value) / se, D - 1)) if se else 0.0)
+        return Comparison(linear, float(2 * stdtr(D - 1, -abs(linear.value) / se)) if se else 0.0)
     G = np.concatenate([resampled(gap, units, size, rng) for size in in_parts(resamples, D)])
     low, high = np.quantile(G, ends_of(D)).tolist()
     other_side = (1 + min((G <= 0).sum(), (G >= 0).sum())) / (resamples + 1)
-    p = 2 * student.cdf(norm.ppf(other_side) * ((D - 1) / D) ** 0.5, D - 1)
+    p = 2 * stdtr(D - 1, ndtri(other_side) * ((D - 1) / D) ** 0.5)
     return Comparison(Measurement(linear.value, low, high), min(1.0, float(p)))
 
 
