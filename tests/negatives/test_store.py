@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -174,8 +175,12 @@ def test_a_missing_shard(tmp_path):
         NegativeStore.open(tmp_path / "nowhere", IDENTITY)
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign"])
-def test_a_damaged_shard(tmp_path, damage):
+@pytest.mark.parametrize(
+    ("damage", "column"),
+    [*((damage, None) for damage in ("cut", "flipped", "empty", "foreign"))]
+    + [("empty place", column) for column in ("window", "tokens", "list", "log_base", "log_proposal", "source")],
+)
+def test_a_damaged_shard(tmp_path, damage, column):
     path = write(tmp_path) / "shard-00002.parquet"
     content = path.read_bytes()
     match damage:
@@ -187,6 +192,14 @@ def test_a_damaged_shard(tmp_path, damage):
             path.write_bytes(b"")
         case "foreign":
             pq.write_table(pq.read_table(path).replace_schema_metadata(), path)
+        case "empty place":
+            table = pq.read_table(path)
+            name, hole = ("tokens", None) if column == "list" else (column, [None] if column == "tokens" else None)
+            place = table.schema.get_field_index(name)
+            values = table.column(name).to_pylist()
+            values[2] = hole
+            field = table.schema.field(place)
+            pq.write_table(table.set_column(place, field, pa.array(values, field.type)), path)
     with pytest.raises(UserError, match=r"shard-00002\.parquet is damaged"):
         NegativeStore.open(tmp_path, IDENTITY)
 

@@ -272,6 +272,8 @@ def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
         raise _damaged(path, error) from None
     if not table.schema.equals(SCHEMA) or table.num_rows % identity["per_prefix"]:
         raise _damaged(path, "it has other columns or rows")
+    if any(column.null_count for column in (*table.columns, pc.list_flatten(table.column("tokens")))):
+        raise _damaged(path, "it has empty places")
     lengths = pc.list_value_length(table.column("tokens"))
     if (pc.max(lengths).as_py() or 0) > identity["space"]["length"]:
         raise _damaged(path, "it has longer continuations than it should")
