@@ -9,6 +9,7 @@ attention, forward and backward), bytes those of the files that the stage has le
 
 import argparse
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ SIZES: dict[str, dict[str, Any]] = {
 Shape = tuple[int, ...]
 
 
+def _added(total: Shape, a: Shape, b: Shape, *rest: object, **more: object) -> int:
+    return 2 * math.prod(a) * b[-1]
+
+
 def _attention(query: Shape, key: Shape, value: Shape, *rest: object, **more: object) -> int:
     return sdpa_flop_count(query, key, value)
 
@@ -39,8 +44,10 @@ def _attention_backward(slope: Shape, query: Shape, key: Shape, value: Shape, *r
     return sdpa_backward_flop_count(slope, query, key, value)
 
 
-# torch's counter does not know the attention of CPUs
+# torch's counter knows neither products that are added in place nor the attention of CPUs
 _COUNTED = {
+    torch.ops.aten.addmm_: _added,
+    torch.ops.aten.baddbmm_: _added,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
