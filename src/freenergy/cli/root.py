@@ -63,20 +63,21 @@ def main() -> None:
             print_json({"stopped": True})
         print("freenergy: stopped as asked; the same command goes on where it was", file=sys.stderr)
     except UserError as error:
-        _refuse(str(error))
+        refuse(str(error))
     except OSError as error:
         place = f" ({str(error.filename)[:200]})" if error.filename else ""
-        _refuse(f"{error.strerror or error}{place}: look at that file or folder and who may use it, then run it again")
+        refuse(f"{error.strerror or error}{place}: look at that file or folder and who may use it, then run it again")
     except SystemExit as ended:
         if ended.code == _INTERRUPTED and _is_heard():  # typer has taken the KeyboardInterrupt
             print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
         raise
 
 
-def _refuse(sentence: str) -> NoReturn:
+def refuse(sentence: str, **more: Any) -> NoReturn:
+    """Say why not, and end with status 2; ``more`` is for machines."""
     if _is_heard():
         if "--json" in sys.argv:
-            print_json({"error": sentence})
+            print_json({"error": sentence} | more)
         print(f"freenergy: {sentence}", file=sys.stderr)
     sys.exit(2)
 

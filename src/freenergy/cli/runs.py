@@ -1,11 +1,12 @@
-"""Commands that make and measure runs: run, evaluate, report, cite."""
+"""Commands that make, measure and check runs: run, evaluate, report, verify, cite."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, RunFolder, print_json
+from freenergy.cli.root import AsJson, RunFolder, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.console import Bars
@@ -115,6 +116,33 @@ def report(
         print_json({"report": str(path)})
     else:
         typer.echo(f"The report is in {path}: open it in a browser.")
+
+
+def verify(
+    run_folder: RunFolder,
+    as_json: AsJson = False,
+) -> None:
+    """Read every file that the stages of a run have left, and say whether a bit of them has changed since."""
+    from freenergy.console import Bars
+    from freenergy.pipeline import Run
+    from freenergy.pipeline import verify as compare
+
+    with Bars() as bars:
+        found = compare(Run.open(run_folder).folder, bars)
+    if found.damaged:
+        others = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
+        sentence = (
+            f"{found.damaged[0]} is not what its stage has left{others}: delete {', '.join(found.again)} in "
+            f"{run_folder} and run the recipe again"
+        )
+        refuse(sentence, **asdict(found))
+    if as_json:
+        print_json(asdict(found))
+        return
+    size = f"{found.files:,} files of {len(found.stages)} stages, {found.bytes / 1e6:,.1f} MB"
+    typer.echo(f"{size}: every bit is as the stages have left it.")
+    if found.unsealed:
+        typer.echo(f"Made before stages were sealed, so not looked at: {', '.join(found.unsealed)}.")
 
 
 def cite(

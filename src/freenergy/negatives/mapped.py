@@ -2,7 +2,7 @@
 
     shards (Parquet)  →  .flat/draws.bin   a record a window: log_base [K], log_proposal [K], lengths [K], tokens [K, L]
                          .flat/windows.bin the windows' numbers [M]
-                         .flat/flat.json   what they were made of, written last
+                         .flat/flat.json   what they were made of, sealed (``seals``), written last
 
 A shard is compressed and must be read whole; a record stands where its number says, so a batch is read where it stands
 and nothing else is. The flat file is made once, shard by shard, and has the same bytes whoever makes it: two processes
@@ -24,10 +24,11 @@ from torch import Tensor
 
 from freenergy.corpus.shards import token_type
 from freenergy.errors import UserError
+from freenergy.seals import FLAT, is_sound, write_sealed
 from freenergy.sequences import SequenceSpace
-from freenergy.storage import fingerprint, read_json, whole, write_json
+from freenergy.storage import fingerprint, read_json, whole
 
-_FOLDER, _DRAWS, _WINDOWS, _ABOUT = ".flat", "draws.bin", "windows.bin", "flat.json"
+_FOLDER, _DRAWS, _WINDOWS = ".flat", "draws.bin", "windows.bin"
 _AT_ONCE = 1 << 16  # numbers that are spelled at a time
 
 
@@ -75,12 +76,12 @@ def list_fingerprint(numbers: Int[Tensor, " some"], before: str = "", after: str
 def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
     """What is there, or None where it is not whole or not of these shards."""
     try:
-        about, sizes = read_json(flat / _ABOUT), [(flat / name).stat().st_size for name in (_DRAWS, _WINDOWS)]
+        about, sizes = read_json(flat / FLAT), [(flat / name).stat().st_size for name in (_DRAWS, _WINDOWS)]
     except (UserError, OSError):
         return None
     M = about.get("windows")
     is_plain = about.get("is_plain")
-    if about.get("key") != key or not isinstance(M, int) or not isinstance(is_plain, bool):
+    if about.get("key") != key or not isinstance(M, int) or not isinstance(is_plain, bool) or not is_sound(about):
         return None
     if sizes != [M * record.itemsize, M * 8]:
         return None
@@ -100,7 +101,7 @@ def _make(flat: Path, key: str, record: np.dtype, tables: Iterable[pa.Table]) ->
             is_plain &= np.array_equal(draws["log_base"], draws["log_proposal"])
     with whole(flat / _WINDOWS) as aside:
         aside.write_bytes(np.concatenate(numbers).tobytes())
-    write_json(flat / _ABOUT, {"key": key, "windows": sum(map(len, numbers)), "is_plain": is_plain})
+    write_sealed(flat / FLAT, {"key": key, "windows": sum(map(len, numbers)), "is_plain": is_plain})
 
 
 def _records(table: pa.Table, record: np.dtype) -> np.ndarray:

@@ -2,5 +2,6 @@
 
 from freenergy.pipeline.opening import Base, load, load_base
 from freenergy.pipeline.run import Run, StageResult, run, stages
+from freenergy.seals import Verified, verify
 
-__all__ = ["Base", "Run", "StageResult", "load", "load_base", "run", "stages"]
+__all__ = ["Base", "Run", "StageResult", "Verified", "load", "load_base", "run", "stages", "verify"]

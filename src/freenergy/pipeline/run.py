@@ -2,8 +2,9 @@
 
     key(stage) = fingerprint(version, its part of the recipe, what it reads, key(the stage before))
 
-A stage works in a folder of its own. ``stage.json`` is written there last and holds the key: while the key is the same,
-the stage is not done again. A folder begun under another key is emptied first, one begun under the same key goes on.
+A stage works in a folder of its own. ``stage.json`` is written there last and holds the key, and a seal of all files
+(``seals``): while the key is the same, the stage is not done again. A folder begun under another key is emptied first,
+one begun under the same key goes on.
 
 Under torchrun or ``accelerate launch`` all ranks come through here. The first does what has no networks to train while
 the others wait; it alone writes what is in these folders.
@@ -27,11 +28,13 @@ from freenergy.engine.local import Here
 from freenergy.engine.protocol import Engine
 from freenergy.errors import UserError
 from freenergy.progress import Progress, Silent
+from freenergy.seals import STAGE as _DONE
+from freenergy.seals import is_sound, write_sealed
 from freenergy.storage import alone_in, fingerprint, read_json, room_on_disk, sweep, write_json
 from freenergy.training.ranks import Ranks, by_itself
 
 _SILENT, _HERE = Silent(), Here()
-_DONE, _BEGUN, _RECIPE = "stage.json", "begun.json", "recipe.json"
+_BEGUN, _RECIPE = "begun.json", "recipe.json"
 _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -67,7 +70,8 @@ class Run:
         if not path.is_file():
             raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
         record: dict[str, Any] = read_json(path)
-        if not isinstance(record.get("key"), str) or not isinstance(record.get("after", {}), dict):
+        is_record = isinstance(record.get("key"), str) and isinstance(record.get("after", {}), dict)
+        if not is_record or not is_sound(record):
             raise UserError(f"{path} is damaged: delete it and `freenergy run` it again")
         for before, key in record.get("after", {}).items():
             if self.finished(before).get("key") != key:
@@ -182,7 +186,8 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    if record.get("key") != key or not isinstance(record.get("summary"), dict) or "seconds" not in record:
+    is_record = isinstance(record.get("summary"), dict) and "seconds" in record and is_sound(record)
+    if record.get("key") != key or not is_record:
         return None
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
 
@@ -214,7 +219,7 @@ def _do(
     after = {name: keys[name] for name in stage.after if name in keys}
     record = {"key": key, "after": after, "summary": summary, "versions": versions}
     if ranks.is_first:
-        write_json(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
+        write_sealed(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
     ranks.barrier()
     return StageResult(stage.name, summary, seconds, was_cached=False) if ranks.is_first else None
 
