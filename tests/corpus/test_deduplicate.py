@@ -50,7 +50,7 @@ def test_windows_touched_are_those_of_a_set(held_out, train, n, prefix, continua
     settings = CorpusSettings(source="x", prefix=prefix, continuation=continuation, stride=1, ending=ending)
     held_out = [*held_out, [0] * 8]
     held, held_tokens = stream(held_out), tokens_of(held_out)
-    windows = make_windows(held.documents, settings, "test")
+    (windows,) = make_windows(held.documents, settings, "test")
     marked, _ = repeated(held, [stream(train)], n, lambda amount: None)
     known = ngrams(train, n)
     expected = []
@@ -68,7 +68,8 @@ def test_a_planted_overlap_is_found():
     marked, share = repeated(stream(held_out), [stream(train)], 24, lambda amount: None)
     assert np.flatnonzero(marked).tolist() == [501 + 100]
     assert share == pytest.approx(1 / (2 * (501 - 23)))
-    windows = make_windows(stream(held_out).documents, CorpusSettings(source="x", prefix=20, continuation=40), "test")
+    settings = CorpusSettings(source="x", prefix=20, continuation=40)
+    (windows,) = make_windows(stream(held_out).documents, settings, "test")
     dropped = touched(marked, windows, 20, 24)
     kept = windows["start"][dropped]
     assert kept.tolist() == [501 + 80]

@@ -8,6 +8,10 @@ from freenergy.corpus.windows import make_windows, read_windows, write_windows
 from freenergy.errors import UserError
 
 
+def all_windows(*arguments, part=1 << 18):
+    return np.concatenate(list(make_windows(*arguments, part)))
+
+
 def by_hand(lengths, settings):
     """Windows as (start, length, document), read off the definition; lengths do not count EOS."""
     found, begin = [], 0
@@ -31,16 +35,18 @@ def by_hand(lengths, settings):
     st.integers(1, 6),
     st.none() | st.integers(1, 9),
     st.sampled_from(["fixed", "eos"]),
+    st.sampled_from([1, 3, 1 << 18]),
 )
-def test_windows_are_those_of_the_definition(lengths, prefix, continuation, stride, ending):
+def test_windows_are_those_of_the_definition(lengths, prefix, continuation, stride, ending, part):
     settings = CorpusSettings(source="x", prefix=prefix, continuation=continuation, stride=stride, ending=ending)
     bounds = np.cumsum([0, *(n + 1 for n in lengths)])
     expected = by_hand(lengths, settings)
     if not expected:
         with pytest.raises(UserError, match=rf"no test document is long enough.*the longest has {max(lengths)}\)"):
-            make_windows(bounds, settings, "test")
+            all_windows(bounds, settings, "test")
         return
-    places = make_windows(bounds, settings, "test")
+    assert max(map(len, make_windows(bounds, settings, "test", part))) <= part
+    places = all_windows(bounds, settings, "test", part=part)
     assert list(zip(places["start"], places["length"], places["document"], strict=True)) == expected
     if ending == "eos" and stride is None:
         after_prefix = sum(max(n + 1 - prefix, 0) for n in lengths)
@@ -49,19 +55,20 @@ def test_windows_are_those_of_the_definition(lengths, prefix, continuation, stri
 
 def test_stored_windows(tmp_path):
     settings = CorpusSettings(source="x", prefix=3, continuation=2, ending="eos")
-    places = make_windows(np.array([0, 10, 11, 30]), settings, "train")
+    places = all_windows(np.array([0, 10, 11, 30]), settings, "train")
     path = tmp_path / "train.windows.npy"
-    write_windows(path, places)
-    again = read_windows(path)
+    again = write_windows(path, np.array_split(places, 4))
     assert isinstance(again, np.memmap), "many windows must not be held in memory"
     assert np.array_equal(again, places)
+    np.save(tmp_path / "plain.npy", places)
+    assert path.read_bytes() == (tmp_path / "plain.npy").read_bytes(), "one file, however it was written"
 
 
 @pytest.mark.parametrize("harm", ["torn", "short", "of other columns", "pickled", "two dimensions"])
 def test_damaged_windows_are_one_sentence(tmp_path, harm):
     path = tmp_path / "train.windows.npy"
-    places = make_windows(np.array([0, 10]), CorpusSettings(source="x", prefix=3, continuation=2), "train")
-    write_windows(path, places)
+    places = all_windows(np.array([0, 10]), CorpusSettings(source="x", prefix=3, continuation=2), "train")
+    write_windows(path, [places])
     match harm:
         case "torn":
             path.write_bytes(b"torn")

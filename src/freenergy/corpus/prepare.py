@@ -113,12 +113,13 @@ def _finish(
     for split, count in counts.items():
         bounds = np.load(folder / f"{split}.documents.npy", mmap_mode="r", allow_pickle=False)
         kind = token_type(tokenizer.vocab_size)
-        places, dropped, shared = make_windows(bounds, settings, split), 0, None
+        path, dropped, shared = folder / f"{split}.windows.npy", 0, None
+        places = write_windows(path, make_windows(bounds, settings, split))
         held_out = Stream.on_disk(folder / f"{split}.bin", kind, bounds)
         if streams and settings.ngram:
-            places, dropped, shared = _clear(places, held_out, streams, settings, split, progress)
+            kept, dropped, shared = _clear(places, held_out, streams, settings, split, progress)
+            places = write_windows(path, [kept])
         streams[split] = held_out
-        write_windows(folder / f"{split}.windows.npy", places)
         splits[split] = SplitReport(
             documents=count.documents,
             tokens=count.tokens,

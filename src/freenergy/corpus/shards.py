@@ -27,7 +27,7 @@ from freenergy.engine.shards import each_of
 from freenergy.storage import read_arrays, whole
 
 SHARD_BYTES = 16 << 20
-_BATCH_BYTES = 2 << 20  # the library keeps some hundred bytes a token until a batch is done
+_BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes a token until a batch is done; more is no faster
 
 _HERE = Here()
 

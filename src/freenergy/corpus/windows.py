@@ -5,48 +5,50 @@
 ``ending = "fixed"``: ℓ = L and EOS is left out. ``ending = "eos"``: the document's EOS belongs to it, ℓ = L or less
 where EOS comes before. No window reaches into another document.
 
-On disk they are one array of records, which is mapped and not loaded: windows are many.
+On disk they are one array of records, which is written part by part and mapped, not loaded: windows are many.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Integer
 
 from freenergy.corpus.settings import CorpusSettings
-from freenergy.corpus.shards import write_array
 from freenergy.errors import UserError
-from freenergy.storage import undamaged
+from freenergy.storage import undamaged, whole
 
 RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
-_DOCUMENTS = 1 << 16  # handled at a time
+_DOCUMENTS = 1 << 16  # looked at together
+_PART = 1 << 18  # windows at most
 
 Places = np.ndarray  # of RECORD
 
 
-def make_windows(documents: Integer[np.ndarray, " bounds"], settings: CorpusSettings, split: str) -> Places:
-    """Start, continuation length and document of every window, in the order of the stream.
+def make_windows(
+    documents: Integer[np.ndarray, " bounds"], settings: CorpusSettings, split: str, part: int = _PART
+) -> Iterator[Places]:
+    """Start, continuation length and document of every window, in the order of the stream and in parts.
 
     ``documents`` are the bounds of the documents in the stream: document d is [documents[d], documents[d + 1]), its
     EOS included.
     """
-    parts = list(_parts(documents, settings))
-    if not sum(map(len, parts)):
-        raise _too_short(documents, settings, split)
-    return np.concatenate(parts)
-
-
-def _parts(documents: np.ndarray, settings: CorpusSettings) -> Iterator[Places]:
     p, L, s = settings.prefix, settings.continuation, settings.step
-    least = L if settings.ending == "fixed" else 1
+    least, found = L if settings.ending == "fixed" else 1, 0
     for first in range(0, len(documents) - 1, _DOCUMENTS):
         bounds = documents[first : first + _DOCUMENTS + 1].astype(np.int64)
         n = np.diff(bounds) - (settings.ending == "fixed")
         counts = np.maximum((n - p - least) // s + 1, 0)
-        document = np.repeat(np.arange(len(n)), counts)
-        k = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        yield places_of(bounds[document] + k * s, np.minimum(L, n[document] - k * s - p), first + document)
+        ends = np.cumsum(counts)
+        found += int(ends[-1])
+        for begin in range(0, int(ends[-1]), part):
+            window = np.arange(begin, min(begin + part, int(ends[-1])))
+            document = np.searchsorted(ends, window, side="right")
+            skipped = (window - ends[document] + counts[document]) * s
+            yield places_of(bounds[document] + skipped, np.minimum(L, n[document] - skipped - p), first + document)
+    if not found:
+        raise _too_short(documents, settings, split)
 
 
 def places_of(
@@ -70,9 +72,23 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
     )
 
 
-def write_windows(path: Path, places: Places) -> None:
-    """Store windows as a file of numpy."""
-    write_array(path, places)
+def write_windows(path: Path, parts: Iterable[Places]) -> Places:
+    """Store windows as a file of numpy; what was stored, mapped."""
+    with whole(path) as aside, aside.open("wb") as file:
+        count = _write_header(file, 0)
+        for part in parts:
+            file.write(part.tobytes())  # numpy's own writing to a file does not say so when the disk is full
+            count += len(part)
+        file.seek(0)
+        _write_header(file, count)
+    return read_windows(path)
+
+
+def _write_header(file: BinaryIO, count: int) -> int:
+    """As long for any count: numpy leaves room for the digits."""
+    about = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=RECORD))
+    np.lib.format.write_array_header_1_0(file, about | {"shape": (count,)})
+    return count
 
 
 def read_windows(path: Path) -> Places:

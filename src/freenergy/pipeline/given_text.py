@@ -101,8 +101,7 @@ def _cut(
     join_shards(folder / "shards", count, [_SPLIT], folder)
     shutil.rmtree(folder / "shards", ignore_errors=True)  # there is none of a text without documents
     bounds = np.load(folder / f"{_SPLIT}.documents.npy", allow_pickle=False)
-    places = _places(bounds, settings, files)
-    write_windows(folder / f"{_SPLIT}.windows.npy", places)
+    places = _written(folder / f"{_SPLIT}.windows.npy", bounds, settings, files)
     text = Stream.on_disk(folder / f"{_SPLIT}.bin", token_type(corpus.tokenizer.vocab_size), bounds)
     train = training_text(corpus)
     with progress.track("looking for it in the training text", train.size, "tokens") as advance:
@@ -110,13 +109,13 @@ def _cut(
     save_file({"shared": touched(marked, places, settings.prefix, ngram)}, folder / _SHARED)
 
 
-def _places(bounds: np.ndarray, settings: CorpusSettings, files: Sequence[Path]) -> Places:
+def _written(path: Path, bounds: np.ndarray, settings: CorpusSettings, files: Sequence[Path]) -> Places:
     """Windows, or one sentence that says how long the text must be."""
     where = ", ".join(map(str, files[:3]))
     if len(bounds) < 2:
         raise UserError(f"there is no text in {where}: give a file with at least one document that is not blank")
     try:
-        return make_windows(bounds, settings, _SPLIT)
+        return write_windows(path, make_windows(bounds, settings, _SPLIT))
     except UserError:
         longest = int(np.diff(bounds).max()) - 1
         need = settings.prefix + (settings.continuation if settings.ending == "fixed" else 0)
