@@ -91,9 +91,10 @@ def _records(run: Path, stages: dict[str, dict[str, Any]]) -> Iterator[tuple[Pat
 
 def _readers(run: Path, stages: dict[str, dict[str, Any]], damaged: set[str]) -> tuple[str, ...]:
     """These stages and all that read them, directly or not; then what was kept of other measurements."""
+    read = {name: record.get("after") for name, record in stages.items()}
     again, wider = set[str](), set(damaged)
     while wider != again:
         again = wider
-        wider = again | {name for name, record in stages.items() if again & set(record.get("after", {}))}
+        wider = again | {name for name, before in read.items() if isinstance(before, dict) and again & set(before)}
     kept = [name for name in _KEPT if again != damaged and (run / name).is_dir()]
     return (*(name for name in stages if name in again), *kept)

@@ -160,7 +160,7 @@ def _commands(run, world, of):
     other = ["evaluate", run, "--windows", 2, "--candidates", 4]
     changed = [*again, "--set", "training.l2=[0.25]"]  # what was computed for the energy before is read again
     asked = [["evaluate", run], ["score", run, world / "lists.jsonl"], ["cite", run], ["report", run]]
-    return [sample, sample, again, changed, other, [*other, "--baselines"], *asked]
+    return [sample, sample, again, changed, other, [*other, "--baselines"], ["verify", run], *asked]
 
 
 def make_world(world):
