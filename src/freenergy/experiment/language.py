@@ -129,19 +129,21 @@ class Language:
             if memory
             else BlockData(stream, stream, batch_size=_ROWS, accumulate=1, rng=Rng(), **sizes)
         )
-        nats, tokens = [], []
-        total = (len(stream) - 1) // self.settings.block
+        total, done = (len(stream) - 1) // self.settings.block, 0
+        # made at once: small arrays that stay, made between logits, would keep the room of each of those from the next
+        nats, tokens = np.zeros(total), np.zeros(total)
         with progress.track("perplexity", total, "blocks") as advance, memory.apart() if memory else nullcontext():
             for batch in blocks.held_out():
                 logits = network.logits(batch.given, batch.tokens)
                 targets = batch.tokens.to(logits.device)
                 each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-                nats.append((each.double().cpu() * batch.mask).sum(1).numpy())
-                tokens.append(batch.mask.sum(1).double().numpy())
+                rows = slice(done, done := done + len(targets))
+                nats[rows] = (each.double().cpu() * batch.mask).sum(1).numpy()
+                tokens[rows] = batch.mask.sum(1).double().numpy()
                 if memory:
                     memory.remember()
-                advance(len(nats[-1]))
-        return np.concatenate(nats), np.concatenate(tokens)
+                advance(len(targets))
+        return nats, tokens
 
     def _resampled(self, network: Network, rng: Rng, progress: Progress) -> dict[str, float | None]:
         """Perplexity of windows: of the network, and of the joint model with the energy of its logits."""
