@@ -22,7 +22,7 @@ from freenergy.corpus import Windows
 from freenergy.evaluation.perplexity import Counts
 from freenergy.progress import Progress
 from freenergy.protocols import LanguageModel
-from freenergy.storage import read_tensors, whole
+from freenergy.storage import AGAIN, read_tensors, undamaged, whole
 from freenergy.training.feature_cache import FeatureCache
 
 _BATCH = 32
@@ -114,13 +114,15 @@ def window_log_probs(
     progress: Progress,
 ) -> Float[np.ndarray, " W"]:
     """log P of the true continuations of these windows under a language model, kept on disk."""
-    found = []
+    found, done = np.zeros(len(rows)), 0
     with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
         for path, some in log_prob_shards(rows, folder):
             write_log_probs(lm, windows, some, path)
-            found.append(read_tensors(path)["log_prob"].numpy())
+            with undamaged(path, AGAIN):
+                found[done : done + len(some)] = read_tensors(path)["log_prob"].reshape(len(some)).numpy()
+            done += len(some)
             advance(len(some))
-    return np.concatenate(found)
+    return found
 
 
 def log_prob_shards(

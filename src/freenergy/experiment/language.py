@@ -137,11 +137,12 @@ class Language:
                 logits = network.logits(batch.given, batch.tokens)
                 targets = batch.tokens.to(logits.device)
                 each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-                rows = slice(done, done := done + len(targets))
+                rows = slice(done, done + len(targets))
                 nats[rows] = (each.double().cpu() * batch.mask).sum(1).numpy()
                 tokens[rows] = batch.mask.sum(1).double().numpy()
                 if memory:
                     memory.remember()
+                done += len(targets)
                 advance(len(targets))
         return nats, tokens
 

@@ -125,7 +125,7 @@ def nats_of(
     network: Network, rows: UInt8[Tensor, "images pixels"], progress: Progress, label: str
 ) -> Float[Tensor, " images"]:
     """− log q(x) of each image, float64."""
-    parts: list[Tensor] = []
+    found, done = torch.zeros(len(rows), dtype=torch.float64), 0
     device = next(network.module.parameters()).device
     was_training = network.module.training
     network.module.eval()
@@ -134,10 +134,11 @@ def nats_of(
             tokens = part.long().to(device)
             logits = network.logits(None, tokens)
             nats = cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-            parts.append(nats.double().sum(1).cpu())
+            found[done : done + len(part)] = nats.double().sum(1).cpu()
+            done += len(part)
             advance(len(part))
     network.module.train(was_training)
-    return torch.cat(parts)
+    return found
 
 
 def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
