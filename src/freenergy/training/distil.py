@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.base.huggingface import HuggingFaceLM
@@ -47,6 +47,7 @@ from freenergy.storage import read_json, write_json
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.loop import Step, fit_watched
 from freenergy.training.settings import Optimisation
+from freenergy.training.shuffled import Shuffled
 from freenergy.training.task import Validation
 
 
@@ -203,6 +204,7 @@ class DistilTask:
         of_base = distances(held_out.log_base, held_out.log_base - held_out.energy, held_out.log_proposal)
         self.proposals = Proposals(folder, base, of_base.kl.mean().item())
         self.held_out, self._drawn_at, self._step = held_out, 0, 0
+        self._rows = Shuffled(len(windows), settings.optimisation, rng)
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The policy gradient of one micro-batch, from new draws."""
@@ -234,15 +236,6 @@ class DistilTask:
         draws = self.proposals.lm(proposal).sample(contexts, num, self.space, rng)
         log_base = self.joint.base.log_prob(draws.x) if proposal.step else draws.log_base
         return weigh(self.joint.energy, Draws(draws.x, log_base, draws.log_proposal), target="joint")
-
-    def _rows(self, step: int, micro: int) -> Int[Tensor, " rows"]:
-        """Windows in a new order every epoch; only whole batches."""
-        steps = self.settings.optimisation
-        epoch, place = divmod(step - 1, len(self.windows) // steps.batch_size)
-        order = self.rng.child("epoch", epoch).permutation(len(self.windows))
-        size = steps.batch_size // steps.accumulate
-        first = place * steps.batch_size + micro * size
-        return order[first : first + size]
 
 
 def _effective(drawn: Candidates) -> float:

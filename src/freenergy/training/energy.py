@@ -28,6 +28,7 @@ from freenergy.training.contrast import Batch, Contrast, StoredContrast, cut, cu
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step
 from freenergy.training.settings import EnergyTraining
+from freenergy.training.shuffled import Shuffled
 from freenergy.training.task import Validation
 
 _MOST_NATS = 700.0  # a token: e to more is no number
@@ -103,12 +104,11 @@ class EnergyTask:
             )
         self.module = energy
         self.train, self.validation, self.objective, self.offset = train, validation, objective, offset
-        self.settings, self.rng = settings, rng
-        self.micro_size = steps.batch_size // steps.accumulate
+        self.settings = settings
         self.held_out = validation.all(torch.arange(len(validation)))
         self.cuts = cuts(self.held_out.tokens.shape[2], settings.lengths)
         self.base = BaseNumbers(energy, len(train)) if isinstance(energy, LogRatio) else None
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)  # the windows of the epoch, in its order
+        self._index = Shuffled(len(train), steps, rng)
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
@@ -134,16 +134,6 @@ class EnergyTask:
         which = int(rng.child("cut").categorical(torch.zeros(len(self.cuts))))
         index, is_whole = batch.index + which * len(self.train), which == len(self.cuts) - 1
         return Batch(cut(batch.x, self.cuts[which]), index, batch.columns, batch.log_base if is_whole else None)
-
-    def _index(self, step: int, micro: int) -> Tensor:
-        """Windows in a new order every epoch; only whole batches."""
-        size, accumulate = self.micro_size, self.settings.optimisation.accumulate
-        per_epoch = len(self.train) // (size * accumulate)
-        epoch, place = divmod(step - 1, per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self.rng.child("epoch", epoch).permutation(len(self.train))
-        first = (place * accumulate + micro) * size
-        return self._order[first : first + size]
 
 
 def _scores(E: Float[Tensor, "B N"]) -> tuple[Scores, Scores]:
