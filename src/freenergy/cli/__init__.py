@@ -11,23 +11,8 @@ from freenergy.cli.writing import distil, next_token, sample, score
 
 __all__ = ["app", "main"]
 
-_COMMANDS = (
-    run,
-    sample,
-    score,
-    evaluate,
-    report,
-    verify,
-    serve,
-    distil,
-    experiment,
-    cost,
-    cite,
-    recipes,
-    resources,
-    doctor,
-)
-for _command in _COMMANDS:
+_ABOUT_RUNS = (run, sample, score, evaluate, report, verify, serve, distil)
+for _command in (*_ABOUT_RUNS, experiment, cost, cite, recipes, resources, doctor):
     app.command()(_command)
 app.command("next")(next_token)
 app.add_typer(study_app, name="study")

@@ -75,7 +75,8 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
 def write_windows(path: Path, parts: Iterable[Places]) -> Places:
     """Store windows as a file of numpy; what was stored, mapped."""
     with whole(path) as aside, aside.open("wb") as file:
-        count = _write_header(file, 0)
+        count = 0
+        _write_header(file, count)
         for part in parts:
             file.write(part.tobytes())  # numpy's own writing to a file does not say so when the disk is full
             count += len(part)
@@ -84,11 +85,10 @@ def write_windows(path: Path, parts: Iterable[Places]) -> Places:
     return read_windows(path)
 
 
-def _write_header(file: BinaryIO, count: int) -> int:
+def _write_header(file: BinaryIO, count: int) -> None:
     """As long for any count: numpy leaves room for the digits."""
     about = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=RECORD))
     np.lib.format.write_array_header_1_0(file, about | {"shape": (count,)})
-    return count
 
 
 def read_windows(path: Path) -> Places:
