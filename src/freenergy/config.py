@@ -239,7 +239,7 @@ def _abouts(folder: Path) -> dict[str, str]:
 def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, thousands of digits, brackets within brackets
         raise UserError(f"the recipe {path} is not TOML ({error}): mend that place") from None
     return {"name": path.stem, **table}
 
@@ -285,8 +285,8 @@ def _change(table: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    except RecursionError:
-        raise UserError(f"--set {path}=… has brackets within brackets beyond any setting: give a value") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"--set {path}=… has more digits or brackets than any setting: give a value") from None
     *sections, key = path.split(".")
     for section in sections:
         table = table.setdefault(section, {})

@@ -31,6 +31,7 @@ from freenergy import cli
 from freenergy.config import EXPERIMENTS, RECIPES
 from freenergy.errors import UserError
 
+TEXT = "few.jsonl"
 BATCH = 50
 SECONDS = 60  # after which a case hangs
 MEMORY = 6 << 30  # bytes of address space beyond what the process has
@@ -68,6 +69,7 @@ def make_case(seed, world, folder):
     """The command of a seed; what it reads is in ``folder``."""
     rng = random.Random(seed)
     kind = rng.choice(KINDS)
+    os.link(world / TEXT, folder / TEXT)  # recipes name it without a folder, so that a seed is the same input anywhere
     made = {"recipe": _recipe, "set": _set, "experiment": _experiment, "text": _text, "lists": _lists,
             "prefixes": _prefixes, "run": _run}[kind](rng, world, folder)  # fmt: skip
     return kind, made + (["--json"] if rng.random() < 0.3 else [])
@@ -111,14 +113,14 @@ def _changes(rng, path):
 def _templates(world):
     """Recipes that have every section, with the small text as their corpus."""
     text = (world / "recipe.toml").read_text()
-    wide = (RECIPES / "wikitext-baselines.toml").read_text().replace('"wikitext-2"', f'"{world / "few.jsonl"}"')
+    wide = (RECIPES / "wikitext-baselines.toml").read_text().replace('"wikitext-2"', f'"{TEXT}"')
     wide = wide.replace("fallback", "validation_share = 0.2\ntest_share = 0.2\nfallback")
     return [text, wide.replace("vocab_size = 4096", "vocab_size = 300").replace("120", "12").replace("40", "4")]
 
 
 def _text(rng, world, folder):
     path = folder / rng.choice(["text.jsonl", "text.jsonl", "text.jsonl", "text.txt", "text.jsonl.gz", "text.parquet"])
-    data = (world / "few.jsonl").read_bytes()
+    data = (world / TEXT).read_bytes()
     path.write_bytes(mutate_lines(data, rng) if rng.random() < 0.5 else mutate_bytes(data, rng))
     recipe = folder / "given.toml"
     recipe.write_text((world / "recipe.toml").read_text())
@@ -165,6 +167,7 @@ def _commands(run, world, of):
 
 def make_world(world):
     """Two finished runs and the small texts, made once."""
+    os.chdir(world)
     (world / "lists.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LISTS))
     for name in ("counted", "trained"):
         text = (world / f"{name}.toml").read_text()
@@ -247,6 +250,6 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    place, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    place, first, count = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
     make_world(place)
     print(json.dumps(fuzz(place, first, count), indent=1))

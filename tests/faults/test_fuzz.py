@@ -17,7 +17,7 @@ def world(recipes, small_text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     shutil.copy(small_text, folder / "few.jsonl")
     for name, path in recipes.items():
-        (folder / f"{name}.toml").write_text(path.read_text().replace(str(small_text), str(folder / "few.jsonl")))
+        (folder / f"{name}.toml").write_text(path.read_text().replace(str(small_text), "few.jsonl"))
     return folder
 
 

@@ -108,6 +108,9 @@ def test_bad_recipes(call, recipe, tmp_path):
     refused(call("run", recipe, "--set", "evaluation.windows=0"), "windows is 0")
     (tmp_path / "broken.toml").write_text("[corpus\n")
     refused(call("run", tmp_path / "broken.toml"), "is not TOML", "line 1")
+    (tmp_path / "broken.toml").write_text(f"seed = {'9' * 5000}\n")
+    refused(call("run", tmp_path / "broken.toml"), "is not TOML", "digits")
+    refused(call("run", recipe, "--set", f"seed={'9' * 5000}"), "--set seed=… has more digits or brackets than")
 
 
 def test_bad_input_as_json_says_the_error(call):

@@ -72,6 +72,14 @@ def kill(find):
     found[0].kill()
 
 
+def wait_until(is_so):
+    """What is left of a run may end before a lost machine is found out."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.1)
+
+
 def children():
     """Workers of a pool in this process."""
     return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
@@ -134,7 +142,7 @@ def test_a_cluster_that_loses_a_worker_and_a_machine_makes_the_same_run(made, co
     with open_engine(f"ray:{cluster.address}") as engine:
         assert engine.workers == 2
         list(run(recipe, tmp_path / "run", engine=engine, progress=watcher))
-        assert engine.workers == 1
+        wait_until(lambda: engine.workers == 1)
         evaluate(tmp_path / "run", TEXT, engine=engine)
     assert watcher.seen == ["worker", "machine"]
     assert contents(tmp_path / "run") == expected
