@@ -7,7 +7,7 @@ at whenever a record is read. The files are not, since that would read all of a 
 it when someone asks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -39,12 +39,13 @@ class Verified:
     unsealed: tuple[str, ...]
 
 
-def write_sealed(path: Path, record: dict[str, Any]) -> None:
+def write_sealed(path: Path, record: dict[str, Any], progress: Progress = _SILENT) -> None:
     """Write the record of a folder as the last of its files; hidden ones have records of their own, or none."""
     folder = path.parent
     names = (each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file() and each != path)
-    seen = [str(name) for name in names if not any(part.startswith(".") for part in name.parts)]
-    record = record | {_FILES: {name: file_hash(folder / name) for name in seen}}
+    seen = [folder / name for name in names if not any(part.startswith(".") for part in name.parts)]
+    hashes = {str(each.relative_to(folder)): value for each, value in _hashes(seen, "sealing", progress)}
+    record = record | {_FILES: hashes}
     write_json(path, record | {_MARK: fingerprint(record)})
 
 
@@ -65,13 +66,10 @@ def verify(run: Path, progress: Progress = _SILENT) -> Verified:
             files |= {path.parent / name: value for name, value in record.get(_FILES, {}).items()}
         else:
             damaged.append(str(path))
-    with progress.track("reading files", len(files), "files") as advance:
-        for path, value in files.items():
-            advance(1)
-            if path.is_file() and file_hash(path) == value:
-                size += path.stat().st_size
-            else:
-                damaged.append(str(path))
+    for path, value in _hashes(files, "reading files", progress):
+        size += path.stat().st_size if value else 0
+        if value != files[path]:
+            damaged.append(str(path))
     return Verified(
         files=len(files),
         bytes=size,
@@ -80,6 +78,15 @@ def verify(run: Path, progress: Progress = _SILENT) -> Verified:
         again=_readers(run, stages, {Path(path).relative_to(run).parts[0] for path in damaged}),
         unsealed=tuple(name for name, record in stages.items() if _MARK not in record),
     )
+
+
+def _hashes(paths: Iterable[Path], label: str, progress: Progress) -> Iterator[tuple[Path, str]]:
+    """Each file with its SHA-256, which is empty where there is none."""
+    sizes = {path: path.stat().st_size if path.is_file() else 0 for path in paths}
+    with progress.track(label, sum(sizes.values()), "bytes") as advance:
+        for path, size in sizes.items():
+            yield path, file_hash(path) if path.is_file() else ""
+            advance(size)
 
 
 def _records(run: Path, stages: dict[str, dict[str, Any]]) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -219,7 +219,7 @@ def _do(
     after = {name: keys[name] for name in stage.after if name in keys}
     record = {"key": key, "after": after, "summary": summary, "versions": versions}
     if ranks.is_first:
-        write_sealed(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds})
+        write_sealed(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds}, progress)
     ranks.barrier()
     return StageResult(stage.name, summary, seconds, was_cached=False) if ranks.is_first else None
 
