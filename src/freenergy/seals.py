@@ -41,11 +41,9 @@ class Verified:
 
 def write_sealed(path: Path, record: dict[str, Any], progress: Progress = _SILENT) -> None:
     """Write the record of a folder as the last of its files; hidden ones have records of their own, or none."""
-    folder = path.parent
-    names = (each.relative_to(folder) for each in sorted(folder.rglob("*")) if each.is_file() and each != path)
-    seen = [folder / name for name in names if not any(part.startswith(".") for part in name.parts)]
-    hashes = {str(each.relative_to(folder)): value for each, value in _hashes(seen, "sealing", progress)}
-    record = record | {_FILES: hashes}
+    names = {each: each.relative_to(path.parent) for each in sorted(path.parent.rglob("*")) if each.is_file()}
+    seen = [each for each, name in names.items() if each != path and not any(p.startswith(".") for p in name.parts)]
+    record = record | {_FILES: {str(names[each]): value for each, value in _hashes(seen, "sealing", progress)}}
     write_json(path, record | {_MARK: fingerprint(record)})
 
 

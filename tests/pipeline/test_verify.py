@@ -5,12 +5,9 @@ import shutil
 
 import pytest
 
-from freenergy import Run, UserError, load_recipe, run
+from freenergy import Run, UserError, run
 from freenergy.pipeline import verify
 from freenergy.seals import is_sound, write_sealed
-
-CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "evaluation.position_windows=2",
-           "evaluation.position_draws=4"]  # fmt: skip
 
 RECORDS = ("stage.json", "flat.json")
 
@@ -73,7 +70,7 @@ def equal(kept, changed):
         return False
 
 
-def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, joint_run, call, hashes):
+def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, call, hashes):
     before = hashes(copy)
     files = [name for name in files_of(copy) if name.parts[0] == "energy"]
     weights, about = (copy / next(n for n in files if n.suffix == suffix) for suffix in (".safetensors", ".json"))
@@ -86,7 +83,7 @@ def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, joint_run, ca
     assert f": delete energy, evaluation, features in {copy} and run the recipe again" in err
     for name in json.loads(out)["again"]:
         shutil.rmtree(copy / name)
-    list(run(load_recipe(str(joint_run[1]), CHANGES), copy))
+    list(run(Run.open(copy).recipe, copy))
     assert verify(copy).damaged == ()
     assert hashes(copy) == before
 
