@@ -13,14 +13,14 @@ import torch
 from transformers import AutoModel, BertConfig, LlamaConfig
 
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Scores, Sequences, SequenceSpace
-from freenergy.base.presets import build, set_dropout
+from freenergy.core.roles import Draws
+from freenergy.core.sequences import Continuations
 from freenergy.energies.bit import Bit
 from freenergy.energies.int8 import int8_error, quantised
 from freenergy.energies.probe import Probe
 from freenergy.energies.settings import BitEnergy, ProbeEnergy
-from freenergy.protocols import Draws
+from freenergy.lm.presets import build, set_dropout
 from freenergy.samplers.candidates import weigh
-from freenergy.sequences import Continuations
 
 PREFIX, LENGTH, VOCABULARY, AT_ONCE = 120, 40, 30_522, 32
 SIZES = {"6 × 384": (6, 384, 12), "BERT-base": (12, 768, 12)}

@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 import ways
 
-from freenergy import HuggingFaceLM, JointModel, NgramFeatures, SequenceSpace, Tokenizer
+from freenergy import HuggingFaceLM, NgramFeatures, ResidualModel, SequenceSpace, Tokenizer
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.settings import NgramEnergy
 
@@ -74,7 +74,7 @@ def small_joint(folder):
     stream = np.append(np.arange(1, 8000).repeat(2), 0)
     energy = NgramFeatures(NgramEnergy(order=2), NgramTables.fit(stream, vocab_size=8000, eos=0, order=2))
     space = SequenceSpace(vocab_size=8000, length=ways.LENGTH)
-    JointModel(lm, energy, tokenizer, space=space, room=ways.PREFIX).save_pretrained(folder)
+    ResidualModel(lm, energy, tokenizer, space=space, room=ways.PREFIX).save_pretrained(folder)
 
 
 def loading(rounds):

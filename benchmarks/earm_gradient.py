@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freenergy.config import load_experiment
-from freenergy.experiment.opening import open_subject
+from freenergy.core.files import write_json
+from freenergy.core.progress import Silent
+from freenergy.core.rng import Rng
 from freenergy.objectives.earm import EARM, Denominators
-from freenergy.progress import Silent
-from freenergy.randomness import Rng
-from freenergy.storage import write_json
+from freenergy.recipes.experiment.open import open_subject
+from freenergy.recipes.load import load_experiment
 from freenergy.training.autoregressive import cross_entropy_of, steps_of
 from freenergy.training.checkpoint import restore_weights
 

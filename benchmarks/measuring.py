@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from freenergy.storage import write_json
+from freenergy.core.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, object]

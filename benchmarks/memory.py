@@ -11,7 +11,7 @@ import resource
 from pathlib import Path
 
 from freenergy import Resampling, Rng, Writing, load
-from freenergy.console import Bars
+from freenergy.cli.show import Bars
 
 PREFIX = "The river flows through the city of"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from freenergy.storage import write_json
+from freenergy.core.files import write_json
 
 STAGES = ("corpus", "base", "negatives", "energy", "candidates", "evaluation")
 RECIPE = """
@@ -83,7 +83,7 @@ def anonymous():
 
 def child(recipe, out, stage):
     """Do the run up to a stage, of which only that one is left, and print the megabytes that it took at most."""
-    import freenergy.pipeline.energy
+    import freenergy.recipes.stages.energy
     import freenergy.training.fitting  # noqa: F401
     from freenergy import load_recipe, run
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import comparing
 import showing
 
-from freenergy.storage import write_text
+from freenergy.core.files import write_text
 
 HERE = Path(__file__).parent
 QUICK = HERE.parent / "runs" / "bench-quick" / "results"  # so that the committed results stay

@@ -4,7 +4,7 @@
 
 Each size is a whole small run. Operations are those that torch counts while a stage runs (every matrix product and
 attention, forward and backward), bytes those of the files that the stage has left; both are compared with what
-``freenergy.costs`` says of the recipe alone. Neither depends on how fast the machine is.
+``freenergy.apps.cost_model`` says of the recipe alone. Neither depends on how fast the machine is.
 """
 
 import argparse
@@ -18,9 +18,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from freenergy import load_recipe, run
-from freenergy.config import Recipe, make_recipe
-from freenergy.costs import Cost, cost_of
-from freenergy.costs.planning import Known
+from freenergy.apps.cost_model import Cost, cost_of
+from freenergy.apps.cost_model.planning import Known
+from freenergy.recipes.load import Recipe, make_recipe
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"preset": "tiny", "vocab": 512, "prefix": 24, "continuation": 8, "windows": 40, "n": 16},

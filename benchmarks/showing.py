@@ -4,7 +4,7 @@ import os
 
 from comparing import AT_LEAST, AT_MOST
 
-from freenergy.storage import write_text
+from freenergy.core.files import write_text
 
 COLUMNS = "| case | way | ratio (smallest – largest) | tokens/s | of the GEMM peak | MB | s | error | promised |"
 ALT = "Cost of a candidate against n, prefix length and vocabulary"

@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig
 
 from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace
-from freenergy.base.presets import build
+from freenergy.lm.presets import build
 
 PREFIX, LENGTH = 120, 40
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0}

@@ -27,12 +27,12 @@ from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, PreTrainedModel
 
 from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace
-from freenergy.base.presets import build
+from freenergy.core.roles import Scores
 from freenergy.energies.log_ratio import LogRatio
 from freenergy.energies.settings import LogRatioEnergy
-from freenergy.negatives.sources import FromBase
+from freenergy.lm.presets import build
+from freenergy.noise.sources import FromBase
 from freenergy.objectives import RankingNCE
-from freenergy.protocols import Scores
 
 SYMBOLS = "$0123456789+="  # $ is the end
 EOS = 0

@@ -115,7 +115,7 @@ def write_recipe(corpus_file):
 @pytest.fixture(scope="session")
 def hashes():
     """What is in a run's folder, to compare two of them."""
-    from freenergy.storage import file_hash
+    from freenergy.core.files import file_hash
 
     def hashes(folder):
         """Every file that a run makes, except records of times and places."""

@@ -10,27 +10,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freenergy.base.huggingface import HuggingFaceLM
-    from freenergy.base.ngram import NgramLM
-    from freenergy.base.remote import RemoteLM
-    from freenergy.base.tabular import TabularLM
-    from freenergy.config import Recipe, load_experiment, load_recipe
+    from freenergy.core.errors import UserError
+    from freenergy.core.rng import Rng
+    from freenergy.core.roles import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
+    from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
     from freenergy.corpus import Corpus, Tokenizer
+    from freenergy.corpus.resources import fetch
     from freenergy.energies.bit import Bit
     from freenergy.energies.int8 import int8_error, quantised
+    from freenergy.energies.load import load_energy
     from freenergy.energies.log_ratio import LogRatio
     from freenergy.energies.logits import Logits
     from freenergy.energies.ngram_features import NgramFeatures
-    from freenergy.energies.opening import load_energy
     from freenergy.energies.probe import Probe
     from freenergy.energies.product import Product
     from freenergy.energies.unit import Unit
-    from freenergy.errors import UserError
     from freenergy.evaluation.bootstrap import paired_bootstrap
     from freenergy.evaluation.joint_perplexity import joint_perplexity
     from freenergy.evaluation.perplexity import perplexity
-    from freenergy.experiment.running import run_experiment
-    from freenergy.joint import JointModel
+    from freenergy.lm.huggingface import HuggingFaceLM
+    from freenergy.lm.ngram import NgramLM
+    from freenergy.lm.remote import RemoteLM
+    from freenergy.lm.tabular import TabularLM
     from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
     from freenergy.partition import (
         LogPartition,
@@ -43,15 +44,13 @@ if TYPE_CHECKING:
         step_log_probs,
     )
     from freenergy.partition.next_token import next_token
-    from freenergy.pipeline import load, load_base
-    from freenergy.pipeline.distilling import distil
-    from freenergy.pipeline.evaluating import Question, evaluate
-    from freenergy.pipeline.run import Run, run
-    from freenergy.protocols import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
-    from freenergy.randomness import Rng
-    from freenergy.ranking import rank_file
+    from freenergy.recipes import load, load_base
+    from freenergy.recipes.experiment.running import run_experiment
+    from freenergy.recipes.load import Recipe, load_experiment, load_recipe
+    from freenergy.recipes.stages.distil import distil
+    from freenergy.recipes.stages.evaluate import Question, evaluate
     from freenergy.report import write_report
-    from freenergy.resources import fetch
+    from freenergy.runs.run import Run, run
     from freenergy.samplers import (
         Autoregressive,
         Metropolis,
@@ -62,10 +61,11 @@ if TYPE_CHECKING:
         Sampler,
         Sequential,
     )
-    from freenergy.samplers.texts import Texts
-    from freenergy.samplers.writing import Writing
-    from freenergy.scores import Ranking
-    from freenergy.sequences import Continuations, Sequences, SequenceSpace
+    from freenergy.text.model import ResidualModel
+    from freenergy.text.nbest import rank_file
+    from freenergy.text.ranking import Ranking
+    from freenergy.text.texts import Texts
+    from freenergy.text.write import Writing
     from freenergy.training.distil import Distilling
 
 __version__ = "0.1.0"
@@ -75,72 +75,72 @@ _HOMES = {
     "BinaryNCE": "freenergy.objectives",
     "Bit": "freenergy.energies.bit",
     "ConditionalNCE": "freenergy.objectives",
-    "Continuations": "freenergy.sequences",
+    "Continuations": "freenergy.core.sequences",
     "Corpus": "freenergy.corpus",
     "Distilling": "freenergy.training.distil",
-    "Draws": "freenergy.protocols",
+    "Draws": "freenergy.core.roles",
     "EARM": "freenergy.objectives",
-    "Energy": "freenergy.protocols",
-    "HuggingFaceLM": "freenergy.base.huggingface",
-    "JointModel": "freenergy.joint",
-    "LanguageModel": "freenergy.protocols",
+    "Energy": "freenergy.core.roles",
+    "HuggingFaceLM": "freenergy.lm.huggingface",
+    "ResidualModel": "freenergy.text.model",
+    "LanguageModel": "freenergy.core.roles",
     "LogPartition": "freenergy.partition",
     "LogRatio": "freenergy.energies.log_ratio",
     "Logits": "freenergy.energies.logits",
-    "Loss": "freenergy.protocols",
+    "Loss": "freenergy.core.roles",
     "Metropolis": "freenergy.samplers",
-    "NegativeSource": "freenergy.protocols",
+    "NegativeSource": "freenergy.core.roles",
     "NgramFeatures": "freenergy.energies.ngram_features",
-    "NgramLM": "freenergy.base.ngram",
-    "Objective": "freenergy.protocols",
+    "NgramLM": "freenergy.lm.ngram",
+    "Objective": "freenergy.core.roles",
     "Probe": "freenergy.energies.probe",
     "Product": "freenergy.energies.product",
     "QuasiRejection": "freenergy.samplers",
-    "Question": "freenergy.pipeline.evaluating",
-    "Ranking": "freenergy.scores",
+    "Question": "freenergy.recipes.stages.evaluate",
+    "Ranking": "freenergy.text.ranking",
     "RankingNCE": "freenergy.objectives",
-    "Recipe": "freenergy.config",
+    "Recipe": "freenergy.recipes.load",
     "Rejection": "freenergy.samplers",
-    "RemoteLM": "freenergy.base.remote",
+    "RemoteLM": "freenergy.lm.remote",
     "Resampling": "freenergy.samplers",
-    "Rng": "freenergy.randomness",
-    "Run": "freenergy.pipeline",
+    "Rng": "freenergy.core.rng",
+    "Run": "freenergy.recipes",
     "Sampled": "freenergy.samplers",
     "Sampler": "freenergy.samplers",
-    "Scores": "freenergy.protocols",
-    "SequenceSpace": "freenergy.sequences",
-    "Sequences": "freenergy.sequences",
+    "Scores": "freenergy.core.roles",
+    "SequenceSpace": "freenergy.core.sequences",
+    "Sequences": "freenergy.core.sequences",
     "Sequential": "freenergy.samplers",
-    "TabularLM": "freenergy.base.tabular",
-    "Texts": "freenergy.samplers.texts",
+    "TabularLM": "freenergy.lm.tabular",
+    "Texts": "freenergy.text.texts",
     "Tokenizer": "freenergy.corpus",
-    "Truncation": "freenergy.protocols",
+    "Truncation": "freenergy.core.roles",
     "Unit": "freenergy.energies.unit",
-    "UserError": "freenergy.errors",
+    "UserError": "freenergy.core.errors",
     "WeightSums": "freenergy.partition",
-    "Writing": "freenergy.samplers.writing",
+    "Writing": "freenergy.text.write",
     "certified_gain": "freenergy.partition",
-    "distil": "freenergy.pipeline.distilling",
+    "distil": "freenergy.recipes.stages.distil",
     "effective_sample_size": "freenergy.partition",
     "estimate_log_partition": "freenergy.partition",
-    "evaluate": "freenergy.pipeline.evaluating",
+    "evaluate": "freenergy.recipes.stages.evaluate",
     "exact_log_partition": "freenergy.partition",
-    "fetch": "freenergy.resources",
+    "fetch": "freenergy.corpus.resources",
     "int8_error": "freenergy.energies.int8",
     "joint_perplexity": "freenergy.evaluation.joint_perplexity",
-    "load": "freenergy.pipeline",
-    "load_base": "freenergy.pipeline",
-    "load_energy": "freenergy.energies.opening",
-    "load_experiment": "freenergy.config",
-    "load_recipe": "freenergy.config",
+    "load": "freenergy.recipes",
+    "load_base": "freenergy.recipes",
+    "load_energy": "freenergy.energies.load",
+    "load_experiment": "freenergy.recipes.load",
+    "load_recipe": "freenergy.recipes.load",
     "log_partition": "freenergy.partition",
     "next_token": "freenergy.partition.next_token",
     "paired_bootstrap": "freenergy.evaluation.bootstrap",
     "perplexity": "freenergy.evaluation.perplexity",
     "quantised": "freenergy.energies.int8",
-    "rank_file": "freenergy.ranking",
-    "run": "freenergy.pipeline",
-    "run_experiment": "freenergy.experiment.running",
+    "rank_file": "freenergy.text.nbest",
+    "run": "freenergy.recipes",
+    "run_experiment": "freenergy.recipes.experiment.running",
     "step_log_probs": "freenergy.partition",
     "write_report": "freenergy.report",
 }
@@ -157,7 +157,6 @@ __all__ = [
     "Draws",
     "Energy",
     "HuggingFaceLM",
-    "JointModel",
     "LanguageModel",
     "LogPartition",
     "LogRatio",
@@ -178,6 +177,7 @@ __all__ = [
     "Rejection",
     "RemoteLM",
     "Resampling",
+    "ResidualModel",
     "Rng",
     "Run",
     "Sampled",

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutating import mutate_bytes, mutate_file, mutate_lines, nasty, places, toml
 
 from freenergy import cli
-from freenergy.config import EXPERIMENTS, RECIPES
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.recipes.load import EXPERIMENTS, RECIPES
 
 TEXT = "few.jsonl"
 BATCH = 50
@@ -178,7 +178,7 @@ def make_world(world):
             assert status == 0, said
     for command in _commands(world / "trained", world, "trained"):
         assert call(command)[0] == 0, command  # and what they import is there in all forks
-    import freenergy.experiment.running as running
+    import freenergy.recipes.experiment.running as running
 
     def enough(experiment, out, *, progress):
         raise UserError("this experiment is good: it would be done now")

@@ -9,7 +9,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from freenergy import JointModel, Rng, SequenceSpace, TabularLM, Tokenizer
+from freenergy import ResidualModel, Rng, SequenceSpace, TabularLM, Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
 
 EOS, LENGTH = 256, 6
@@ -47,7 +47,7 @@ def byte_energy(x):
 def make_joint():
     def make(*, eos=None, energy=byte_energy, length=LENGTH, room=8, base=None):
         space = SequenceSpace(vocab_size=257, length=length, eos=eos)
-        return JointModel(byte_model() if base is None else base, energy, byte_tokenizer(), space=space, room=room)
+        return ResidualModel(byte_model() if base is None else base, energy, byte_tokenizer(), space=space, room=room)
 
     return make
 

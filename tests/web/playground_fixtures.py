@@ -14,12 +14,12 @@ import tokenizers
 import torch
 import uvicorn
 
-from freenergy import JointModel, Rng, TabularLM, load
-from freenergy.base.ngram import NgramLM
+from freenergy import ResidualModel, Rng, TabularLM, load
+from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.learn import learn
 from freenergy.corpus.settings import BytePairTokenizer
-from freenergy.sequences import SequenceSpace
+from freenergy.lm.ngram import NgramLM
 from freenergy.web.app import create_app
 from freenergy.web.engine import Engine
 from freenergy.web.running import address, bound
@@ -53,7 +53,7 @@ def small_joint(energy=repeats):
     stream = [token for part in paragraphs for token in [*tokenizer.encode(part), tokenizer.eos]]
     base = NgramLM.fit(np.array(stream), vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, order=4)
     space = SequenceSpace(vocab_size=base.vocab_size, length=LENGTH)
-    return JointModel(base, energy, tokenizer, space=space, room=40)
+    return ResidualModel(base, energy, tokenizer, space=space, room=40)
 
 
 def nasty_joint():
@@ -63,7 +63,7 @@ def nasty_joint():
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "isolated")
     base = TabularLM.random(Rng(1), vocab_size=len(vocabulary), order=1)
     space = SequenceSpace(vocab_size=base.vocab_size, length=4)
-    return JointModel(base, repeats, Tokenizer(inner, 0), space=space)
+    return ResidualModel(base, repeats, Tokenizer(inner, 0), space=space)
 
 
 @contextmanager

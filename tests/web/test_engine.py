@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from freenergy import Rng, Sequences, TabularLM, UserError
-from freenergy.base.remote import RemoteLM
-from freenergy.protocols import Truncation
-from freenergy.randomness import Streams
+from freenergy.core.rng import Streams
+from freenergy.core.roles import Truncation
+from freenergy.lm.remote import RemoteLM
 from freenergy.samplers import Plain, Resampling, propose
-from freenergy.samplers.writing import Writing, stream
+from freenergy.text.write import Writing, stream
 from freenergy.web.engine import Added, Busy, Drawn, Engine, Finished, TooLong
 from freenergy.web.jobs import can_share
 from freenergy.web.settings import Limits
@@ -427,10 +427,10 @@ def test_questions_beyond_the_limits_are_refused(engine, how, words):
 
 
 def test_a_model_without_a_tokenizer_is_not_served(joint):
-    from freenergy import JointModel
+    from freenergy import ResidualModel
 
     with pytest.raises(UserError, match="no tokenizer"):
-        Engine(JointModel(joint.base, joint.energy))
+        Engine(ResidualModel(joint.base, joint.energy))
     with pytest.raises(UserError, match="queue is 0"):
         Limits(queue=0)
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from freenergy import cli
-from freenergy.pipeline.writing import open_writer
+from freenergy.recipes.writing import open_writer
 
 pytestmark = pytest.mark.slow
 SECONDS = float(os.environ.get("FREENERGY_LOAD_SECONDS", "15"))

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 
 import freenergy.web.playground as playground
 from freenergy import Sequences, Truncation, UserError
-from freenergy.energies.rising import energies_of_beginnings
+from freenergy.core.sequences import Continuations
+from freenergy.energies.prefix_energies import energies_of_beginnings
 from freenergy.samplers.candidates import Candidates
-from freenergy.sequences import Continuations
 from freenergy.web.app import create_app
 from freenergy.web.engine import Engine
 from freenergy.web.settings import Limits, ServerSettings
@@ -55,7 +55,7 @@ def drawn_in(lines, part=0):
 
 
 def test_the_text_is_that_of_the_package(client, joint):
-    """The same seed and settings give what JointModel.sample gives, with every candidate on the way."""
+    """The same seed and settings give what ResidualModel.sample gives, with every candidate on the way."""
     lines = lines_of(client, prefix="You may", candidates=40, seed=5)
     drawn, last = drawn_in(lines), lines[-1]
     assert [one["number"] for one in drawn] == list(range(40))

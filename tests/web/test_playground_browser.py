@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from freenergy import JointModel, UserError, load
-from freenergy.pipeline import Run
+from freenergy import ResidualModel, UserError, load
+from freenergy.recipes import Run
 from freenergy.samplers.plain import no_energy
 from freenergy.web.settings import Limits
 from freenergy.web.watching import EVENNESS
@@ -429,7 +429,7 @@ def test_errors_are_told_in_place(see):
 
 
 def test_a_run_without_an_energy_shows_its_base(see, joint):
-    with served(JointModel(joint.base, no_energy, joint.tokenizer), limits=Limits(rows=4)) as (where, _):
+    with served(ResidualModel(joint.base, no_energy, joint.tokenizer), limits=Limits(rows=4)) as (where, _):
         browser = see(where, "#prefix=You%20may&candidates=6")
         write(browser)
         assert not one(browser, "#axis").is_displayed()

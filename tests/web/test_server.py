@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace
-from freenergy.base.forced import forced
-from freenergy.base.remote import RemoteLM
-from freenergy.protocols import Truncation
+from freenergy.core.roles import Truncation
+from freenergy.lm.remote import RemoteLM
+from freenergy.lm.token_log_probs import forced
 from freenergy.samplers import Resampling
-from freenergy.samplers.writing import Writing, stream
+from freenergy.text.write import Writing, stream
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 

@@ -7,9 +7,9 @@ from freenergy.cli.root import AsJson, print_json
 
 def recipes(as_json: AsJson = False) -> None:
     """List the recipes and experiments that come with the package."""
-    from freenergy.config import experiments
-    from freenergy.config import recipes as known
-    from freenergy.console import show_table
+    from freenergy.cli.show import show_table
+    from freenergy.recipes.load import experiments
+    from freenergy.recipes.load import recipes as known
 
     found, others = known(), experiments()
     if as_json:
@@ -22,8 +22,8 @@ def recipes(as_json: AsJson = False) -> None:
 
 def resources(as_json: AsJson = False) -> None:
     """List the texts and models that can be used by name."""
-    from freenergy.console import show_table
-    from freenergy.resources import listing
+    from freenergy.cli.show import show_table
+    from freenergy.corpus.resources import listing
 
     rows = listing()
     if as_json:
@@ -37,8 +37,8 @@ def resources(as_json: AsJson = False) -> None:
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what is installed and whether it works: a self-test of some ten seconds."""
-    from freenergy.console import show_table
-    from freenergy.doctor import examine
+    from freenergy.cli.doctor import examine
+    from freenergy.cli.show import show_table
 
     findings = examine()
     ok = all(check["ok"] for check in findings["checks"])

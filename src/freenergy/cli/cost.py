@@ -22,9 +22,9 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """Say what a run will cost: tokens, operations, bytes, and hours on devices of a kind."""
-    from freenergy.config import load_recipe
-    from freenergy.console.costs import show_costs
-    from freenergy.costs import Devices, Known, cost_of
+    from freenergy.apps.cost_model import Devices, Known, cost_of
+    from freenergy.cli.show.costs import show_costs
+    from freenergy.recipes.load import load_recipe
 
     kind = Devices(count=devices, peak=peak, utilisation=utilisation, bandwidth=bandwidth)
     loaded = load_recipe(recipe, changes or [])

@@ -8,7 +8,7 @@ import typer
 from freenergy.cli.root import AsJson, print_json
 
 if TYPE_CHECKING:
-    from freenergy.console import Bars
+    from freenergy.cli.show import Bars
 
 
 def experiment(
@@ -20,10 +20,10 @@ def experiment(
     as_json: AsJson = False,
 ) -> None:
     """Train a base, go on with it in several ways, and compare them at equal compute. Killed, it goes on."""
-    from freenergy.config import load_experiment
-    from freenergy.console import Bars
-    from freenergy.console.experiment import show_experiment
-    from freenergy.experiment.running import folder_of, run_experiment
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.experiment import show_experiment
+    from freenergy.recipes.experiment.running import folder_of, run_experiment
+    from freenergy.recipes.load import load_experiment
 
     loaded = load_experiment(recipe, changes or [])
     folder = folder_of(loaded, out)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from freenergy import __version__
-from freenergy.errors import UserError
-from freenergy.stopping import Stopped, stoppable
+from freenergy.core.errors import UserError
+from freenergy.core.interrupt import Stopped, stoppable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -86,6 +86,6 @@ def _is_heard() -> bool:
     """Where the ranks of a distributed training end together, one of them says why."""
     if "WORLD_SIZE" not in os.environ:
         return True
-    from freenergy.training.ranks import speaks
+    from freenergy.training.distributed.ranks import speaks
 
     return speaks()

@@ -9,7 +9,7 @@ import typer
 from freenergy.cli.root import AsJson, RunFolder, print_json, refuse
 
 if TYPE_CHECKING:
-    from freenergy.console import Bars
+    from freenergy.cli.show import Bars
 
 EngineName = Annotated[
     str,
@@ -32,11 +32,11 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
-    from freenergy.config import load_recipe
-    from freenergy.console import Bars, show_stage
-    from freenergy.engine.opening import open_engine
-    from freenergy.pipeline import run as run_recipe
-    from freenergy.training.ranks import Ranks
+    from freenergy.cli.show import Bars, show_stage
+    from freenergy.core.workers.open import open_engine
+    from freenergy.recipes import run as run_recipe
+    from freenergy.recipes.load import load_recipe
+    from freenergy.training.distributed.ranks import Ranks
 
     loaded = load_recipe(recipe, changes or [])
     folder = out or Path("runs") / loaded.name
@@ -61,7 +61,7 @@ def run(
 
 def _page(folder: Path, bars: "Bars") -> Path | None:
     """The report of a finished run, where what draws it is installed."""
-    from freenergy.pipeline import Run
+    from freenergy.recipes import Run
     from freenergy.report import can_draw, write_report
 
     if can_draw():
@@ -85,10 +85,10 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure base, joint model and baselines, with bounds; without options, show what the run has measured."""
-    from freenergy.console import Bars, show_evaluation
-    from freenergy.engine.opening import open_engine
-    from freenergy.pipeline.evaluating import Question
-    from freenergy.pipeline.evaluating import evaluate as measure
+    from freenergy.cli.show import Bars, show_evaluation
+    from freenergy.core.workers.open import open_engine
+    from freenergy.recipes.stages.evaluate import Question
+    from freenergy.recipes.stages.evaluate import evaluate as measure
 
     question = Question(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
@@ -106,8 +106,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one page with the tables, figures and examples of a run."""
-    from freenergy.console import Bars
-    from freenergy.pipeline import Run
+    from freenergy.cli.show import Bars
+    from freenergy.recipes import Run
     from freenergy.report import write_report
 
     with Bars() as bars:
@@ -123,9 +123,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read every file that the stages of a run have left, and say whether a bit of them has changed since."""
-    from freenergy.console import Bars
-    from freenergy.pipeline import Run
-    from freenergy.pipeline import verify as compare
+    from freenergy.cli.show import Bars
+    from freenergy.recipes import Run
+    from freenergy.recipes import verify as compare
 
     with Bars() as bars:
         found = compare(Run.open(run_folder).folder, bars)
@@ -150,7 +150,7 @@ def cite(
     as_json: AsJson = False,
 ) -> None:
     """Print the references of the methods that a run has used, as BibTeX."""
-    from freenergy.pipeline import Run
+    from freenergy.recipes import Run
     from freenergy.report import cite as references
 
     found = references(Run.open(run_folder))

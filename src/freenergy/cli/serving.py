@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from freenergy.cli.root import RunFolder
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 
 def serve(
@@ -32,7 +32,7 @@ def serve(
         if (error.name or "").startswith("freenergy"):
             raise
         raise UserError(f"serving needs {error.name}: pip install 'freenergy[web]'") from None
-    from freenergy.pipeline.writing import open_writer
+    from freenergy.recipes.writing import open_writer
 
     settings = ServerSettings(
         name=name or run_folder.resolve().name, host=host, token=_token(token_file), folder=run_folder

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from freenergy.cli.root import AsJson, print_json
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two models writes better, blindly.")
 StudyFolder = Annotated[Path, typer.Argument(metavar="STUDY", help="The folder of a study.")]
@@ -40,10 +40,10 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make the pairs: one continuation of each model for the same held-out prefixes. Killed, it goes on."""
-    from freenergy.console import Bars
-    from freenergy.protocols import Truncation
-    from freenergy.study import Making, StudySettings
-    from freenergy.study import create as make
+    from freenergy.apps.study import Making, StudySettings
+    from freenergy.apps.study import create as make
+    from freenergy.cli.show import Bars
+    from freenergy.core.roles import Truncation
 
     settings = StudySettings(
         prefixes=prefixes,
@@ -77,7 +77,7 @@ def invite(
     as_json: AsJson = False,
 ) -> None:
     """Print links for new raters, once: they are not kept."""
-    from freenergy.study import Store, Study
+    from freenergy.apps.study import Store, Study
 
     if not address.startswith(("http://", "https://")) or any(char in address for char in "#?"):
         raise UserError(f"{address} is no address of a study: write it as in --address https://study.example.org")
@@ -102,12 +102,12 @@ def serve(
 ) -> None:
     """Show the pages to raters; answers are on disk before they are acknowledged."""
     try:
+        from freenergy.apps.study.web import create_study_app
         from freenergy.web.running import run
         from freenergy.web.security import is_loopback, loopback_hosts
-        from freenergy.web.study import create_study_app
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: install it with pip install 'freenergy[web]'") from None
-    from freenergy.study import Store, Study
+    from freenergy.apps.study import Store, Study
 
     def say(words: str) -> None:
         typer.echo(words, err=True)
@@ -121,7 +121,7 @@ def serve(
 @study_app.command()
 def report(folder: StudyFolder, as_json: AsJson = False) -> None:
     """Count the votes: preference, ties, the binomial test, dropped votes, agreement; a table and a page."""
-    from freenergy.study import Store, Study, summarise, write_summary
+    from freenergy.apps.study import Store, Study, summarise, write_summary
 
     study = Study.open(folder)
     with Store(study) as store:
@@ -149,7 +149,7 @@ def _page(folder: Path, summary: dict[str, Any]) -> str | None:
 
 def _show(summary: dict[str, Any]) -> None:
     """The same tables as on the page."""
-    from freenergy.console import show_table
+    from freenergy.cli.show import show_table
     from freenergy.report.study_tables import preference, raters, sentence, simulated, votes
 
     if label := simulated(summary):
@@ -169,9 +169,9 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Let artificial raters vote, labelled as such for good: to check the statistics, not the texts."""
-    from freenergy.console import Bars
-    from freenergy.study import Store, Study
-    from freenergy.study import simulate as let_vote
+    from freenergy.apps.study import Store, Study
+    from freenergy.apps.study import simulate as let_vote
+    from freenergy.cli.show import Bars
 
     with Store(Study.open(folder)) as store, Bars() as bars:
         pages = let_vote(store, raters, preference=preference, attention=attention, seed=seed, progress=bars)

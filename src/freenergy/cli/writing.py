@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from freenergy.cli.root import AsJson, RunFolder, print_json
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 if TYPE_CHECKING:
-    from freenergy.joint import JointModel
-    from freenergy.pipeline.writing import Failed, Task
-    from freenergy.protocols import Truncation
+    from freenergy.core.roles import Truncation
+    from freenergy.recipes.writing import Failed, Task
     from freenergy.samplers.sampled import Sampler
-    from freenergy.samplers.texts import Texts
+    from freenergy.text.model import ResidualModel
+    from freenergy.text.texts import Texts
 
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 Prefix = Annotated[str, typer.Option(help="Text to go on from; empty begins a new document.")]
@@ -71,9 +71,9 @@ def sample(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text with the run's joint model, or with its base where there is no energy."""
-    from freenergy.pipeline.writing import Task, open_writer
-    from freenergy.protocols import Truncation
-    from freenergy.samplers.writing import Writing
+    from freenergy.core.roles import Truncation
+    from freenergy.recipes.writing import Task, open_writer
+    from freenergy.text.write import Writing
 
     truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
     if prefix and prefixes is not None:
@@ -111,7 +111,7 @@ def _check_used(
 
 
 def _sampler(
-    joint: "JointModel",
+    joint: "ResidualModel",
     method: Method,
     how: dict[str, Any],
     candidates: int,
@@ -121,7 +121,7 @@ def _sampler(
 ) -> "Sampler":
     """The sampler that was asked for."""
     from freenergy import samplers
-    from freenergy.pipeline.writing import has_energy
+    from freenergy.recipes.writing import has_energy
 
     if method is Method.base or not has_energy(joint):
         return samplers.Plain(num=how["num"], truncation=how["truncation"])
@@ -144,8 +144,8 @@ def _sampler(
 
 def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
     """One line a prefix; how many failed."""
-    from freenergy.console import Bars
-    from freenergy.storage import growing
+    from freenergy.cli.show import Bars
+    from freenergy.core.files import growing
 
     key = task.key() | {"keep": keep}
     with Bars() as bars, growing(out, key) as lines, bars.track("prefixes", task.count, "prefixes") as advance:
@@ -164,9 +164,9 @@ def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
 
 def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
     """Texts for a person, or one JSON object that is printed piece by piece."""
-    from freenergy.console import Bars
-    from freenergy.console.writing import Live, show_texts
-    from freenergy.pipeline.writing import Failed
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.writing import Live, show_texts
+    from freenergy.recipes.writing import Failed
 
     failed = 0
     head = json.dumps({"seed": task.seed, "length": task.space.length})
@@ -192,7 +192,7 @@ def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
 
 
 def _row(written: "Texts | Failed", keep: bool) -> dict[str, Any]:
-    from freenergy.pipeline.writing import Failed
+    from freenergy.recipes.writing import Failed
 
     if isinstance(written, Failed):
         return {"prefix": written.prefix, "error": written.error}
@@ -210,9 +210,9 @@ def next_token(
     as_json: AsJson = False,
 ) -> None:
     """What comes next under the base and under the joint model, side by side, with standard errors."""
-    from freenergy.console import Bars
-    from freenergy.console.writing import show_next
-    from freenergy.pipeline import load
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.writing import show_next
+    from freenergy.recipes import load
 
     joint = load(run_folder)
     with Bars() as bars:
@@ -238,10 +238,10 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Rank lists of candidates with the joint model: exact, since Z is the same for all of a list."""
-    from freenergy.console import Bars, show_table
-    from freenergy.console.writing import show_lists
-    from freenergy.pipeline import load
-    from freenergy.ranking import rank_file, tables
+    from freenergy.cli.show import Bars, show_table
+    from freenergy.cli.show.writing import show_lists
+    from freenergy.recipes import load
+    from freenergy.text.nbest import rank_file, tables
 
     given = dict(_weight(text) for text in weights or ())
     with Bars() as bars:
@@ -277,9 +277,9 @@ def distil(
     """Tune a copy of the base until plain sampling comes near to the joint model."""
     from dataclasses import replace
 
-    from freenergy.console import Bars
-    from freenergy.console.writing import show_distilled
-    from freenergy.pipeline.distilling import distil as work
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.writing import show_distilled
+    from freenergy.recipes.stages.distil import distil as work
     from freenergy.training.distil import Distilling
 
     default = Distilling().optimisation

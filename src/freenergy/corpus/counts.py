@@ -11,8 +11,8 @@ last byte is. Only the end of the prefix is read; without a prefix a continuatio
 import codecs
 from collections.abc import Callable, Sequence
 
+from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.sequences import Continuations
 
 _TAIL = 16  # tokens of the prefix: enough bytes for a whole character before the continuation
 

@@ -15,8 +15,8 @@ from typing import final
 import numpy as np
 from jaxtyping import Bool, Integer
 
+from freenergy.core.progress import Advance
 from freenergy.corpus.windows import Places
-from freenergy.progress import Advance
 
 _CHUNK = 1 << 18  # positions of the stream at a time: a few arrays of them stay in the processor's cache
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no token's share of the hash is lost

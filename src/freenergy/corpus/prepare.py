@@ -12,6 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash, fingerprint, read_json, sweep, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.workers.local import Here
+from freenergy.core.workers.protocol import Engine
 from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.learn import learn, sample
 from freenergy.corpus.read import find
@@ -22,11 +27,6 @@ from freenergy.corpus.splits import Sources, Survey, survey, tagged, total_size,
 from freenergy.corpus.store import REPORT, Windows
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, make_windows, write_windows
-from freenergy.engine.local import Here
-from freenergy.engine.protocol import Engine
-from freenergy.errors import UserError
-from freenergy.progress import Progress
-from freenergy.storage import file_hash, fingerprint, read_json, sweep, write_json
 
 _SURVEY, _SHARDS = "survey.json", "shards"
 _EXAMPLES = 3

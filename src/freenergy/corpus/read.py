@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import parse_line, room_on_disk
+from freenergy.core.progress import Advance
 from freenergy.corpus.documents import END, Fragments, Piece, lines, pieces, split_documents
 from freenergy.corpus.settings import CorpusSettings
-from freenergy.errors import UserError
-from freenergy.progress import Advance
-from freenergy.storage import parse_line, room_on_disk
 
 _BLOCK = 1 << 20  # bytes
 _ROWS = 256  # rows of a table at a time: they may be long documents

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, final
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 LONGEST = 1_000_000  # tokens of a window's part: beyond every model, and within every integer type

@@ -18,13 +18,13 @@ from typing import IO, final
 import numpy as np
 from safetensors.numpy import save_file
 
+from freenergy.core.files import read_arrays, whole
+from freenergy.core.workers.local import Here
+from freenergy.core.workers.protocol import Engine
+from freenergy.core.workers.shards import each_of
 from freenergy.corpus.documents import Piece
 from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.engine.local import Here
-from freenergy.engine.protocol import Engine
-from freenergy.engine.shards import each_of
-from freenergy.storage import read_arrays, whole
 
 SHARD_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes a token until a batch is done; more is no faster

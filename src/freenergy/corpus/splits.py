@@ -15,11 +15,11 @@ from typing import Any, final
 
 import numpy as np
 
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance, Progress
 from freenergy.corpus.documents import Piece
 from freenergy.corpus.read import read, size
 from freenergy.corpus.settings import SPLITS, CorpusSettings
-from freenergy.errors import UserError
-from freenergy.progress import Advance, Progress
 
 Sources = Mapping[str, Sequence[Path]]
 

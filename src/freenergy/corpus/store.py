@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, undamaged
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.report import CorpusReport
 from freenergy.corpus.shards import token_type
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, read_windows
-from freenergy.errors import UserError
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.storage import read_json, undamaged
 
 REPORT = "corpus.json"
 

@@ -14,8 +14,8 @@ from typing import Any, final
 
 import tokenizers
 
-from freenergy.errors import UserError
-from freenergy.storage import fingerprint, read_json, write_json, write_text
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, read_json, write_json, write_text
 
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 

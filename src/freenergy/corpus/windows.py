@@ -15,9 +15,9 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import Integer
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import undamaged, whole
 from freenergy.corpus.settings import CorpusSettings
-from freenergy.errors import UserError
-from freenergy.storage import undamaged, whole
 
 RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
 _DOCUMENTS = 1 << 16  # looked at together

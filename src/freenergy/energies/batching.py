@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from freenergy.core.sequences import Continuations, Sequences
 from freenergy.energies.trunk import States, Trunk
-from freenergy.sequences import Continuations, Sequences
 
 _BUDGET = 1_000_000  # numbers of one layer's states; from a quarter to twice as many no difference was measured
 _FEWEST = 512  # tokens: below that a batch takes rows of other lengths too

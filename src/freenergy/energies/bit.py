@@ -16,12 +16,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel
 
-from freenergy.base.presets import set_dropout
+from freenergy.core.errors import UserError
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
-from freenergy.energies.crossing import Apart, Crossing, Together, no_room
 from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
+from freenergy.energies.retokenize import Apart, Crossing, Together, no_room
 from freenergy.energies.saving import (
     copied,
     fill,
@@ -34,9 +36,7 @@ from freenergy.energies.saving import (
 )
 from freenergy.energies.settings import BitEnergy
 from freenergy.energies.trunk import States, Trunk, readable
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.lm.presets import set_dropout
 
 
 @final

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from freenergy.errors import UserError
-from freenergy.sequences import Continuations
-from freenergy.storage import fingerprint, own_folder, read_json, whole, write_json
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, own_folder, read_json, whole, write_json
+from freenergy.core.sequences import Continuations
 
 CONFIG, ARRAYS = "energy.json", "energy.safetensors"
 _CLIP = 10.0

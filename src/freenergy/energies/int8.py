@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from freenergy.core.errors import UserError
+from freenergy.core.sequences import Continuations
 from freenergy.energies.settings import BitEnergy, UnitEnergy
-from freenergy.errors import UserError
-from freenergy.sequences import Continuations
 
 Ranges = dict[str, tuple[float, float]]  # of the inputs of each layer, by its name in the network
 _STEPS = 127

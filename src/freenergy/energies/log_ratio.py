@@ -15,17 +15,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from freenergy.base.presets import set_dropout
-from freenergy.base.stepping import sum_tokens
+from freenergy.core.errors import UserError
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import LogRatioEnergy
 from freenergy.energies.trunk import States, Trunk, readable
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.lm.presets import set_dropout
+from freenergy.lm.stepping import sum_tokens
 
 
 @final

@@ -15,6 +15,9 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from freenergy.core.files import own_folder, whole, write_json
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches
 from freenergy.energies.features import CONFIG, read_settings
@@ -22,9 +25,6 @@ from freenergy.energies.log_ratio import check_head, predicting
 from freenergy.energies.saving import network_of, without_head
 from freenergy.energies.settings import LogitsEnergy
 from freenergy.energies.trunk import States, Trunk, readable
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
-from freenergy.storage import own_folder, whole, write_json
 
 
 @final

@@ -21,15 +21,15 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from freenergy.base.stepping import started
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.ngram_tables import NgramTables, Seen
 from freenergy.energies.settings import NgramEnergy
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
-from freenergy.storage import fingerprint
+from freenergy.lm.stepping import started
 
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0

@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer
 
-from freenergy.base.ngram import discounts
+from freenergy.lm.ngram import discounts
 
 _NONE = -1
 

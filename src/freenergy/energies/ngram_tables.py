@@ -21,11 +21,11 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from freenergy.base.ngram_counts import NgramCounts, columns, count
+from freenergy.core.errors import UserError
+from freenergy.core.files import whole
+from freenergy.core.progress import Progress, Silent
 from freenergy.energies.ngram_levels import Groups, Level, without
-from freenergy.errors import UserError
-from freenergy.progress import Progress, Silent
-from freenergy.storage import whole
+from freenergy.lm.ngram_counts import NgramCounts, columns, count
 
 _SILENT = Silent()
 _NONE = -1  # the token before a known string begins, and the node of a string that was never seen

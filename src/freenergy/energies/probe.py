@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from freenergy.base.traces import Trace, TracingLM
+from freenergy.core.errors import UserError
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.settings import ProbeEnergy
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.lm.activations import Trace, TracingLM
 
 STATISTICS = (
     "Σ log p",

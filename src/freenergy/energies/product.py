@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import own_folder, whole, write_json
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import CONFIG, read_settings
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
-from freenergy.storage import own_folder, whole, write_json
 
 _KIND = "product"
 
@@ -83,7 +83,7 @@ class Product(nn.Module):
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Product":
         """Read what ``save_pretrained`` wrote."""
-        from freenergy.energies.opening import load_energy  # it opens products too
+        from freenergy.energies.load import load_energy  # it opens products too
 
         folder = Path(folder)
         settings = read_settings(folder, _KIND)

@@ -18,12 +18,12 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from freenergy.base.huggingface import HuggingFaceLM
+from freenergy.core.errors import UserError
+from freenergy.core.files import own_folder, read_json, whole, write_json
+from freenergy.core.roles import LanguageModel
 from freenergy.energies.features import ARRAYS, CONFIG
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
-from freenergy.errors import UserError
-from freenergy.protocols import LanguageModel
-from freenergy.storage import own_folder, read_json, whole, write_json
+from freenergy.lm.huggingface import HuggingFaceLM
 
 _TRUNK = "trunk"
 

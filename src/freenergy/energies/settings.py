@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 Pool = Literal["mean", "sum"]
 Over = Literal["continuation", "all"]

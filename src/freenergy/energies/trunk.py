@@ -21,10 +21,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from freenergy.base.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
-from freenergy.base.stepping import check_fits, started
-from freenergy.errors import UserError
-from freenergy.sequences import Continuations, Sequences
+from freenergy.core.errors import UserError
+from freenergy.core.sequences import Continuations, Sequences
+from freenergy.lm.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
+from freenergy.lm.stepping import check_fits, started
 
 Reading = Literal["causal", "bidirectional", "prefix_once"]
 _UNREADABLE = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)

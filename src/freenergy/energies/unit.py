@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from freenergy.base.presets import set_dropout
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
@@ -20,8 +21,7 @@ from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import UnitEnergy
 from freenergy.energies.trunk import Trunk, readable
-from freenergy.protocols import LanguageModel
-from freenergy.sequences import Continuations
+from freenergy.lm.presets import set_dropout
 
 
 @final

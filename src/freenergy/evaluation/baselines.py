@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from freenergy.core.rng import Rng
 from freenergy.evaluation.bootstrap import paired_bootstrap
 from freenergy.evaluation.perplexity import Counts, Measurement
-from freenergy.randomness import Rng
 
 
 class Compared(NamedTuple):

@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Float, Integer
 from scipy.special import ndtr, stdtrit  # scipy.stats takes a second to import
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_percent, percent_less
-from freenergy.randomness import Rng
 
 _AT_ONCE = 2_000_000  # document numbers drawn at a time
 FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, measured_rate, percent_less
 from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import LogPartition, log_partition

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.scores import WindowScores
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
-from freenergy.training.contrast import StoredContrast
+from freenergy.training.contrastive_batches import StoredContrast
 
 _AT_ONCE = 1 << 15  # candidates in memory
 

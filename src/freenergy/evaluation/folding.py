@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import WindowNumbers
 from freenergy.evaluation.curves import curve_numbers
 from freenergy.evaluation.densities import density_numbers
 from freenergy.evaluation.examples import Chooser, shown_window
 from freenergy.evaluation.scores import WindowScores
-from freenergy.randomness import Rng
-from freenergy.training.contrast import StoredContrast
+from freenergy.training.contrastive_batches import StoredContrast
 
 
 @final

@@ -11,25 +11,25 @@ from jaxtyping import Float, Integer
 from numpy import arange, ndarray, unique
 from torch import Tensor
 
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
-from freenergy.energies.traced import draw_with_energy
-from freenergy.errors import UserError
 from freenergy.evaluation.certified import JointReport, WindowNumbers, check_draws, joint_report
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.scores import WindowScores
-from freenergy.joint import JointModel
+from freenergy.models.draw_with_energy import draw_with_energy
 from freenergy.partition.exact import check_in_space
-from freenergy.progress import Progress, Silent
-from freenergy.protocols import ANCESTRAL, LanguageModel, Truncation
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.text.model import ResidualModel
 
 _SILENT = Silent()
 _AT_ONCE = 256  # continuations
 
 
 def joint_perplexity(
-    model: JointModel,
+    model: ResidualModel,
     windows: Continuations,
     draws: int,
     space: SequenceSpace,
@@ -86,7 +86,7 @@ def log_proposal_of(lm: LanguageModel, x: Continuations, truncation: Truncation)
 
 
 def _score(
-    model: JointModel,
+    model: ResidualModel,
     x: Continuations,
     counts: Counts,
     count: int,

@@ -10,7 +10,7 @@ Legend: <who> is ``base``, or the fingerprint of a baseline's name, since a base
 
 from pathlib import Path
 
-from freenergy.storage import fingerprint
+from freenergy.core.files import fingerprint
 
 WINDOWS = 4  # whose candidates are scored at once
 

@@ -21,12 +21,12 @@ import numpy as np
 from jaxtyping import Float, Integer
 from scipy.special import stdtrit  # scipy.stats takes a second to import
 
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Corpus, Tokenizer, count_words_and_bytes
-from freenergy.errors import UserError
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
 
 CONFIDENCE = 0.95
 UNITS = ("token", "word", "byte")

@@ -16,13 +16,13 @@ from jaxtyping import Float, Integer
 from safetensors.torch import save_file
 from torch import Tensor
 
+from freenergy.core.files import read_tensors, whole
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.evaluation.perplexity import measured_percent, ratio
 from freenergy.partition import step_log_probs
-from freenergy.progress import Progress
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, SequenceSpace
-from freenergy.storage import read_tensors, whole
 
 
 def by_position(

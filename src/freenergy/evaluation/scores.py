@@ -18,11 +18,11 @@ from jaxtyping import Float, Int, Integer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from freenergy.core.files import AGAIN, read_tensors, undamaged, whole
+from freenergy.core.progress import Progress
+from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Windows
 from freenergy.evaluation.perplexity import Counts
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.storage import AGAIN, read_tensors, undamaged, whole
 from freenergy.training.feature_cache import FeatureCache
 
 _BATCH = 32

@@ -11,11 +11,11 @@ from typing import Any, final
 
 import numpy as np
 
+from freenergy.core.rng import Rng
 from freenergy.evaluation.layout import log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, scores_path, write_log_probs, write_scores
 from freenergy.evaluation.summary import JointSubject, Subject, score_cache
-from freenergy.randomness import Rng
 
 Item = tuple[Any, ...]
 

@@ -17,6 +17,9 @@ import torch
 from jaxtyping import Integer
 from torch import nn
 
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.baselines import Compared, compare
 from freenergy.evaluation.certified import joint_report, together
@@ -29,11 +32,8 @@ from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.scores import WindowScores, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
-from freenergy.negatives.store import NegativeStore
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.randomness import Rng
-from freenergy.training.contrast import StoredContrast
+from freenergy.noise.store import NegativeStore
+from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
 
 _VERSIONS = 8  # times that a model's text is drawn for statistics

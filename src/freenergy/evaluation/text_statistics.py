@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Corpus
 from freenergy.corpus.deduplicate import Stream, repeated
 from freenergy.evaluation.perplexity import Measurement, measured_rate, rate
-from freenergy.progress import Advance, Progress
-from freenergy.sequences import Continuations
 
 ORDERS = (2, 3, 4)
 REPETITION = 4

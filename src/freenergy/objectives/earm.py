@@ -28,8 +28,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
-from freenergy.protocols import Loss
+from freenergy.core.errors import UserError
+from freenergy.core.roles import Loss
 
 
 @final

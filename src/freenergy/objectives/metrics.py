@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.roles import Scores
 from freenergy.partition.certificate import certified_gain
-from freenergy.protocols import Scores
 
 
 def share_above(values: Float[Tensor, "*shape"], threshold: Float[Tensor, "*other"] | float) -> float:

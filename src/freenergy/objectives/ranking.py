@@ -12,8 +12,8 @@ from typing import Literal, final
 
 import torch
 
+from freenergy.core.roles import Loss, Scores
 from freenergy.objectives.metrics import metrics, share_above
-from freenergy.protocols import Loss, Scores
 
 
 @final

@@ -13,13 +13,13 @@ from draws that were stopped by looking at their weights.
 from dataclasses import dataclass
 from typing import final
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.partition.drawing import Drawing, ancestral, log_weights
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.weights import WeightSums
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Sequences, SequenceSpace
 
 _NORMAL = 1.96
 

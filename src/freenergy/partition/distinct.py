@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.base.stepping import started
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.stepping import started
 from freenergy.partition.drawing import WeightedDraws, from_strata
-from freenergy.protocols import LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 
 def distinct(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> WeightedDraws:

@@ -21,11 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from freenergy.base.stepping import started
-from freenergy.errors import UserError
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.randomness import Rng, Rows
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng, Rows
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.stepping import started
 
 _PARTS = 64  # drawn from at once: the last ones hold most of the vocabulary
 

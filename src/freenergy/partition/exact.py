@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.base.stepping import started
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.stepping import started
 from freenergy.partition.drawing import WeightedDraws, log_weights
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 _ROWS = 4096
 

@@ -26,14 +26,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance, Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.partition.drawing import FirstGiven, WeightedDraws, log_weights
 from freenergy.partition.exact import after, completed, exact_after
 from freenergy.partition.weights import log_partition
-from freenergy.progress import Advance, Progress, Silent
-from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 _ROWS = 1024  # completions in memory at once
 _PARTS = 64  # tokens drawn from the tail at once: each takes a vocabulary

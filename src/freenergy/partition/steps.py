@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.partition.distinct import distinct
 from freenergy.partition.drawing import WeightedDraws, log_weights, stratified
 from freenergy.partition.exact import after, check_in_space, completed, exact_after
 from freenergy.partition.weights import log_partition
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, SequenceSpace
 
 
 @final

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.pareto import pareto_k
 

@@ -8,11 +8,11 @@ Nothing is measured here: a number on the page is a number of those files. The s
 from importlib.util import find_spec
 from pathlib import Path
 
-from freenergy.errors import UserError
-from freenergy.pipeline import Run
-from freenergy.progress import Progress
+from freenergy.core.errors import UserError
+from freenergy.core.files import write_text
+from freenergy.core.progress import Progress
+from freenergy.recipes import Run
 from freenergy.report.citations import cite
-from freenergy.storage import write_text
 
 __all__ = ["can_draw", "cite", "look", "write_report"]
 

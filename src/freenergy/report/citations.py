@@ -1,11 +1,11 @@
 """Whom to cite: the papers of the methods that a run has used, as BibTeX, and no others."""
 
-from freenergy.base.settings import NgramBase
-from freenergy.config import Recipe
 from freenergy.energies.settings import BitEnergy, ProductEnergy
-from freenergy.negatives.settings import InfilledNegatives
+from freenergy.lm.settings import NgramBase
+from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
-from freenergy.pipeline import Run
+from freenergy.recipes import Run
+from freenergy.recipes.load import Recipe
 
 _ENTRIES = {
     "deng2020residual": """@inproceedings{deng2020residual,

@@ -15,10 +15,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from freenergy.core.files import read_arrays
 from freenergy.report.figures import COLOURS, STYLE, Drawing, rendered
 from freenergy.report.sheets import draw_sheet
 from freenergy.report.words import number
-from freenergy.storage import read_arrays
 from freenergy.training.loop import read_records
 
 FIGURES = "figures"

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import gaussian_kde
 
+from freenergy.core.files import whole, write_text
 from freenergy.report.words import interval, is_number, number
-from freenergy.storage import whole, write_text
 
 COLOURS = {"human": "#009E73", "base": "#D55E00", "joint": "#0072B2"}
 DASHES = {"human": "-", "base": "-.", "joint": "--"}

@@ -11,13 +11,14 @@ from urllib.parse import quote as percent_encoded
 
 from markupsafe import Markup
 
-from freenergy.config import Recipe, load_recipe, recipes
+from freenergy.apps.study.summary import STUDIES
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json
 from freenergy.energies.settings import ProductEnergy
-from freenergy.errors import UserError
-from freenergy.pipeline import Run
-from freenergy.pipeline import stages as stages_of
-from freenergy.pipeline.evaluation import STAGE, SUMMARY, read_summary
-from freenergy.pipeline.run import is_current
+from freenergy.recipes import Run
+from freenergy.recipes import stages as stages_of
+from freenergy.recipes.load import Recipe, load_recipe, recipes
+from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
 from freenergy.report import look, tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
@@ -25,8 +26,7 @@ from freenergy.report.study_tables import preference, sentence, simulated
 from freenergy.report.templates import templates
 from freenergy.report.toml import to_toml
 from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, number
-from freenergy.storage import read_json
-from freenergy.study.summary import STUDIES
+from freenergy.runs.run import is_current
 
 _HERE = Path(__file__).parent
 PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it unless told otherwise

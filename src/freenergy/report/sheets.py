@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import UInt8
 from matplotlib.image import imsave
 
-from freenergy.errors import UserError
-from freenergy.storage import whole
+from freenergy.core.errors import UserError
+from freenergy.core.files import whole
 
 _PAPER = 128  # grey, so that black and white images both have an edge
 _GAP = 1

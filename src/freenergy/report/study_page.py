@@ -8,10 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from freenergy.core.files import write_text
 from freenergy.report import look
 from freenergy.report.study_tables import preference, raters, sentence, simulated, votes
 from freenergy.report.templates import templates
-from freenergy.storage import write_text
 
 
 def write_study_page(folder: Path, summary: dict[str, Any]) -> Path:

@@ -31,16 +31,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.partition.exact import after
 from freenergy.partition.next_token import first_given
-from freenergy.progress import Advance, Progress
-from freenergy.protocols import Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Target, weigh
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 
 @final

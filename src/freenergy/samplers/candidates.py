@@ -21,13 +21,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.energies.traced import Split, energies_of_distinct, equal_strings, first_of_each
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.models.draw_with_energy import Split, energies_of_distinct, equal_strings, first_of_each
 from freenergy.partition import LogPartition, log_partition
-from freenergy.progress import Advance
-from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 Target = Literal["joint", "restricted"]
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from scipy.optimize import brentq
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.samplers.candidates import Candidates
 
 _NEARLY_ALL = 0.9  # of the proposals with any weight

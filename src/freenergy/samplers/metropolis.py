@@ -23,14 +23,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.partition import log_partition
-from freenergy.progress import Progress
-from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Candidates, Target, propose
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, tokens_in
-from freenergy.sequences import Sequences, SequenceSpace
 
 
 @final

@@ -26,14 +26,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from freenergy.base.stepping import Walk, begin
+from freenergy.core.progress import Advance
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.stepping import Walk, begin
 from freenergy.partition.certificate import effective_sample_size
 from freenergy.partition.drawing import from_strata
-from freenergy.progress import Advance
-from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Candidates, Target, weigh
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 Ancestry = Literal["strata", "multinomial"]
 _ROUNDING = 1e-6  # equal weights have an effective size of N, nearly

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.progress import Progress
-from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.samplers.candidates import Candidates, propose
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, picked, tokens_in
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 
 def no_energy(x: Continuations) -> Float[Tensor, "B N"]:

@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
-from freenergy.progress import Advance, Progress
-from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.samplers.candidates import Candidates, Target, propose
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective, picked, tokens_in
-from freenergy.sequences import Sequences, SequenceSpace
 
 
 @final

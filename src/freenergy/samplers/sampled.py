@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
-from freenergy.progress import Progress, Silent
-from freenergy.protocols import Energy, LanguageModel
-from freenergy.randomness import Rng
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.samplers.candidates import Candidates, Target
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 SILENT = Silent()
 

@@ -20,14 +20,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.errors import UserError
-from freenergy.progress import Progress
-from freenergy.protocols import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.samplers.candidates import Target
 from freenergy.samplers.particles import Ancestry, Island, looks, run_island
 from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
 
 _FEW = 10.0
 

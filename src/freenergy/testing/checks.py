@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from freenergy.protocols import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.testing.enumerating import law
 
 Lists = Sequence[Sequence[int]]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.randomness import Rng, Rows
+from freenergy.core.rng import Rng, Rows
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

@@ -21,13 +21,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from freenergy.errors import DivergenceError, UserError
-from freenergy.networks.protocol import Batch, Data, Lanes, Network, Recurrent
+from freenergy.core.errors import DivergenceError, UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Loss
+from freenergy.lm.networks.protocol import Batch, Data, Lanes, Network, Recurrent
 from freenergy.objectives.earm import EARM, Denominators, Steps, Sums
-from freenergy.protocols import Loss
-from freenergy.randomness import Rng
+from freenergy.training.lm_loss import Teaching
 from freenergy.training.task import Validation
-from freenergy.training.teaching import Teaching
 
 _SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
 

@@ -7,16 +7,17 @@ from typing import final
 from torch import nn
 from transformers import PreTrainedModel
 
-from freenergy.base.checkpoints import save_checkpoint
-from freenergy.base.huggingface import HuggingFaceLM
-from freenergy.base.opening import locate_model
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
 from freenergy.energies.bit import Bit
+from freenergy.energies.load import load_energy
 from freenergy.energies.log_ratio import LogRatio
 from freenergy.energies.logits import Logits
 from freenergy.energies.ngram_features import NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.opening import load_energy
 from freenergy.energies.probe import Probe
 from freenergy.energies.settings import (
     BitEnergy,
@@ -29,14 +30,13 @@ from freenergy.energies.settings import (
     UnitEnergy,
 )
 from freenergy.energies.unit import Unit
-from freenergy.errors import UserError
-from freenergy.progress import Progress
-from freenergy.protocols import LanguageModel
-from freenergy.randomness import Rng
-from freenergy.training.contrast import Contrast, StoredContrast
+from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.load import locate_model
+from freenergy.training.contrastive_batches import Contrast, StoredContrast
+from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.feature_cache import Ahead, nobody_ahead
 from freenergy.training.masked_language_model import train_masked_trunk
-from freenergy.training.ranks import Ranks
 from freenergy.training.settings import EnergyTraining
 
 

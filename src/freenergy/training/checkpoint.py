@@ -18,10 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.errors import UserError
-from freenergy.storage import undamaged, whole
+from freenergy.core.errors import UserError
+from freenergy.core.files import undamaged, whole
 from freenergy.training.average import Average
-from freenergy.training.ranks import Ranks
+from freenergy.training.distributed.ranks import Ranks
 
 _ALONE = Ranks()
 

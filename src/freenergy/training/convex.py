@@ -23,11 +23,11 @@ from jaxtyping import Float, Float64
 from scipy.optimize import minimize
 from torch import Tensor
 
+from freenergy.core.errors import UserError
+from freenergy.core.roles import Objective, Scores
 from freenergy.energies.features import FeatureEnergy
-from freenergy.errors import UserError
 from freenergy.partition.certificate import certified_gain
-from freenergy.protocols import Objective, Scores
-from freenergy.training.pieces import Pieces, laid_flat
+from freenergy.training.feature_chunks import Pieces, laid_flat
 
 # [M, 1 + K, F] in pieces, or of the data [M, 1, F] and of the negatives [M, K, F]
 Features = Pieces | tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]

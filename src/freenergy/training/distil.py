@@ -31,23 +31,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.base.huggingface import HuggingFaceLM
-from freenergy.base.presets import set_dropout
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Draws, LanguageModel, Loss
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Windows
 from freenergy.energies.saving import copied
-from freenergy.errors import UserError
-from freenergy.joint import JointModel
+from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.presets import set_dropout
 from freenergy.partition import effective_sample_size
-from freenergy.progress import Progress
-from freenergy.protocols import Draws, LanguageModel, Loss
-from freenergy.randomness import Rng
 from freenergy.samplers.candidates import Candidates, weigh
-from freenergy.sequences import Sequences, SequenceSpace
-from freenergy.storage import read_json, write_json
+from freenergy.text.model import ResidualModel
 from freenergy.training.checkpoint import restore_weights, save_weights
+from freenergy.training.epoch_order import Shuffled
 from freenergy.training.loop import Step, fit_watched
 from freenergy.training.settings import Optimisation
-from freenergy.training.shuffled import Shuffled
 from freenergy.training.task import Validation
 
 
@@ -186,7 +186,7 @@ class DistilTask:
 
     def __init__(
         self,
-        joint: JointModel,
+        joint: ResidualModel,
         windows: Windows,
         held_out: Candidates,
         space: SequenceSpace,

@@ -16,19 +16,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from freenergy.energies.checked import energies_in_parts, energies_of
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Loss, Objective, Scores
+from freenergy.core.sequences import Continuations
+from freenergy.energies.call import energies_in_parts, energies_of
 from freenergy.energies.log_ratio import LogRatio
-from freenergy.errors import UserError
 from freenergy.partition import certified_gain
-from freenergy.progress import Progress
-from freenergy.protocols import Loss, Objective, Scores
-from freenergy.randomness import Rng
-from freenergy.sequences import Continuations
-from freenergy.training.contrast import Batch, Contrast, StoredContrast, cut, cuts
+from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts
+from freenergy.training.epoch_order import Shuffled
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step
 from freenergy.training.settings import EnergyTraining
-from freenergy.training.shuffled import Shuffled
 from freenergy.training.task import Validation
 
 _MOST_NATS = 700.0  # a token: e to more is no number

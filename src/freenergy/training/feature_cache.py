@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.energies.checked import energies_in_parts
+from freenergy.core.files import fingerprint, read_tensors, whole
+from freenergy.core.progress import Progress
+from freenergy.core.sequences import Continuations
+from freenergy.energies.call import energies_in_parts
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.product import Product
-from freenergy.progress import Progress
-from freenergy.sequences import Continuations
-from freenergy.storage import fingerprint, read_tensors, whole
-from freenergy.training.contrast import StoredContrast, cut
-from freenergy.training.pieces import Pieces
+from freenergy.training.contrastive_batches import StoredContrast, cut
+from freenergy.training.feature_chunks import Pieces
 
 
 @final

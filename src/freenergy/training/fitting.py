@@ -20,9 +20,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, read_tensors, whole, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.int8 import int8_error, quantised
-from freenergy.energies.opening import RECORD, load_energy
+from freenergy.energies.load import RECORD, load_energy
 from freenergy.energies.product import Product
 from freenergy.energies.settings import (
     EnergySettings,
@@ -33,18 +37,14 @@ from freenergy.energies.settings import (
     ProductEnergy,
     SavedEnergy,
 )
-from freenergy.errors import UserError
-from freenergy.progress import Progress
-from freenergy.randomness import Rng
-from freenergy.storage import read_json, read_tensors, whole, write_json
 from freenergy.training.build import Material, build_energy
-from freenergy.training.contrast import StoredContrast, cuts
+from freenergy.training.contrastive_batches import StoredContrast, cuts
 from freenergy.training.convex import choose_l2, cross_fitted
+from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
+from freenergy.training.feature_chunks import Pieces
 from freenergy.training.loop import fit_watched, read_records
-from freenergy.training.pieces import Pieces
-from freenergy.training.ranks import Ranks
 from freenergy.training.settings import EnergyTraining
 
 _SHOWN = 32  # windows that show an energy in int8 what its layers will read, and as many that measure its error

@@ -11,14 +11,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from freenergy.base.checkpoints import check_tokenizer, load_checkpoint
-from freenergy.base.presets import build, preset, set_dropout
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
-from freenergy.errors import UserError
-from freenergy.networks.blocks import BlockData, LaneData
-from freenergy.networks.causal import CausalNetwork
-from freenergy.progress import Progress
-from freenergy.randomness import Rng
+from freenergy.lm.checkpoints import check_tokenizer, load_checkpoint
+from freenergy.lm.networks.blocks import BlockData, LaneData
+from freenergy.lm.networks.causal import CausalNetwork
+from freenergy.lm.presets import build, preset, set_dropout
 from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import TrainedBase

@@ -21,17 +21,17 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from freenergy.errors import DivergenceError
-from freenergy.progress import Progress
-from freenergy.protocols import Loss
-from freenergy.randomness import Rng
-from freenergy.stopping import Stopped, is_asked
-from freenergy.storage import flush, undamaged, write_text
+from freenergy.core.errors import DivergenceError
+from freenergy.core.files import flush, undamaged, write_text
+from freenergy.core.interrupt import Stopped, is_asked
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Loss
 from freenergy.training.average import Average
 from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights, whole_tensor
-from freenergy.training.ranks import Ranks
+from freenergy.training.distributed.ranks import Ranks
+from freenergy.training.distributed.wrap import Spread, spread
 from freenergy.training.settings import Optimisation
-from freenergy.training.spread import Spread, spread
 from freenergy.training.task import Stateful, Task
 
 _BEST, _RECORDS = "best.safetensors", "metrics.jsonl"

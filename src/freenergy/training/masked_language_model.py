@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from freenergy.base.presets import build, preset
-from freenergy.base.shared_prefix import seeing_both_ways
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Loss
 from freenergy.corpus import Corpus
 from freenergy.energies.settings import BitEnergy
-from freenergy.errors import UserError
-from freenergy.networks.blocks import Blocks
-from freenergy.progress import Progress
-from freenergy.protocols import Loss
-from freenergy.randomness import Rng
+from freenergy.lm.networks.blocks import Blocks
+from freenergy.lm.presets import build, preset
+from freenergy.lm.shared_prefix import seeing_both_ways
 from freenergy.training.loop import fit_watched
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Validation

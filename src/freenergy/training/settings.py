@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
-from freenergy.training.teaching import ScheduledSampling, Teaching
+from freenergy.training.lm_loss import ScheduledSampling, Teaching
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 

@@ -12,8 +12,8 @@ from typing import Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
-from freenergy.protocols import Loss
-from freenergy.randomness import Rng
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Loss
 
 
 @final

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.responses import JSONResponse, StreamingResponse
 
 from freenergy import __version__
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.web import playground
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.completions import Completion

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, final
 
-from freenergy.base.forced import Forced, forced
-from freenergy.errors import UserError
-from freenergy.samplers.texts import Text, Texts
-from freenergy.sequences import Continuations
+from freenergy.core.errors import UserError
+from freenergy.core.sequences import Continuations
+from freenergy.lm.token_log_probs import Forced, forced
+from freenergy.text.texts import Text, Texts
 from freenergy.web.dialect import CompletionRequest, Refusal, evidence, law_of
 from freenergy.web.engine import Added, Answers, Engine, Finished, Question
 from freenergy.web.settings import ServerSettings

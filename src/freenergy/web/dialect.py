@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 
-from freenergy.errors import UserError
-from freenergy.protocols import Truncation
+from freenergy.core.errors import UserError
+from freenergy.core.roles import Truncation
 from freenergy.samplers.candidates import Target
-from freenergy.samplers.texts import Texts, diagnosis, finite
+from freenergy.text.texts import Texts, diagnosis, finite
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, TypeVar, final
 
-from freenergy.base.stepping import check_fits, started
-from freenergy.errors import UserError
-from freenergy.joint import JointModel
-from freenergy.pipeline.writing import has_energy
-from freenergy.protocols import ANCESTRAL, Truncation
-from freenergy.randomness import Rng
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.sequences import Sequences
+from freenergy.lm.stepping import check_fits, started
+from freenergy.recipes.writing import has_energy
 from freenergy.samplers.candidates import Target
-from freenergy.sequences import Sequences
+from freenergy.text.model import ResidualModel
 from freenergy.web.jobs import Added, Drawn, Event, Finished, Question, Tell, answer
 from freenergy.web.settings import Limits
 from freenergy.web.turns import Answers, Busy, Counts, Steps, TooLong, Turns
@@ -27,9 +27,9 @@ _LENGTH, _CANDIDATES = 40, 256  # where nothing says how many
 class Engine:
     """``start`` and ``close`` its thread; ask it inside an event loop."""
 
-    def __init__(self, joint: JointModel, limits: Limits | None = None) -> None:
+    def __init__(self, joint: ResidualModel, limits: Limits | None = None) -> None:
         if joint.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to JointModel before serving it")
+            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before serving it")
         self.joint, self.tokenizer, self.limits = joint, joint.tokenizer, limits or Limits()
         self.turns, self.begun = Turns(joint, self.limits), time.monotonic()
 

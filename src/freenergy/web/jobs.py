@@ -4,7 +4,7 @@
 
 So the jobs of many clients share calls of the model: whoever holds them draws for several at once (``engine``), and a
 job does not know. The streams of random numbers are those of ``samplers.writing`` and ``samplers.chunks``: a text is
-the one that ``JointModel.sample`` gives for the same seed and settings, whatever else is in the batch.
+the one that ``ResidualModel.sample`` gives for the same seed and settings, whatever else is in the batch.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -13,18 +13,18 @@ from typing import Any, Literal, final
 
 import torch
 
-from freenergy.base.remote import RemoteLM
+from freenergy.core.rng import Rng, Streams
+from freenergy.core.roles import Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
-from freenergy.joint import JointModel
-from freenergy.protocols import Truncation
-from freenergy.randomness import Rng, Streams
+from freenergy.lm.remote import RemoteLM
 from freenergy.samplers.candidates import Candidates, Target, propose
-from freenergy.samplers.chunks import Chunk, LongText
 from freenergy.samplers.plain import all_of, no_energy
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.texts import Text, Texts
-from freenergy.samplers.writing import Writing, of_chunks, of_sampled, stream
-from freenergy.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.text.chunks import Chunk, LongText
+from freenergy.text.model import ResidualModel
+from freenergy.text.texts import Text, Texts
+from freenergy.text.write import Writing, of_chunks, of_sampled, stream
 
 
 @final
@@ -101,7 +101,7 @@ class Need:
 Drawing = Generator[Need, Candidates, Candidates]
 
 
-def draw(joint: JointModel, needs: Sequence[Need], count: int) -> list[Candidates]:
+def draw(joint: ResidualModel, needs: Sequence[Need], count: int) -> list[Candidates]:
     """``count`` candidates for each of some needs of one kind, in one call of the models."""
     one = needs[0]
     streams = [need.rng.shift(candidates=need.first) for need in needs]
@@ -121,12 +121,12 @@ def draw(joint: JointModel, needs: Sequence[Need], count: int) -> list[Candidate
     return [_of_context(found, b) for b in range(len(needs))]
 
 
-def can_share(joint: JointModel) -> bool:
+def can_share(joint: ResidualModel) -> bool:
     """Whether contexts with streams of their own can be drawn together: a model behind HTTP has seeds, not streams."""
     return not isinstance(joint.base, RemoteLM)
 
 
-def answer(joint: JointModel, question: Question, tell: Tell) -> Generator[Need, Candidates, None]:
+def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Need, Candidates, None]:
     """Write the texts of a question, and tell what happens on the way."""
     assert joint.tokenizer is not None, "the engine has looked"
     if question.law == "base":
@@ -139,7 +139,7 @@ def answer(joint: JointModel, question: Question, tell: Tell) -> Generator[Need,
 
 
 def _plain(
-    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+    joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
 ) -> Generator[Need, Candidates, Texts]:
     """Draws of the base, as ``samplers.Plain`` makes them; each ends where its document does."""
     space = SequenceSpace(vocab_size=joint.base.vocab_size, length=question.most_tokens, eos=joint.base.eos)
@@ -160,7 +160,7 @@ def _plain(
 
 
 def _chosen(
-    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+    joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
 ) -> Generator[Need, Candidates, Texts]:
     """All texts by one choice; a text of fewer tokens than the energy reads is the beginning of one of as many."""
     space, rng, sampler = _space(joint, question), stream(question.seed, question.number), _sampler(question)
@@ -175,7 +175,7 @@ def _chosen(
 
 
 def _chunked(
-    joint: JointModel, tokenizer: Tokenizer, question: Question, tell: Tell
+    joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
 ) -> Generator[Need, Candidates, Texts]:
     """Text after text, each chunk by chunk."""
     texts, steps = [], []
@@ -187,7 +187,7 @@ def _chunked(
 
 
 def _one_text(
-    joint: JointModel, tokenizer: Tokenizer, question: Question, r: int, tell: Tell
+    joint: ResidualModel, tokenizer: Tokenizer, question: Question, r: int, tell: Tell
 ) -> Generator[Need, Candidates, list[Chunk]]:
     space, sampler = _space(joint, question), replace(_sampler(question), num=1)
     rng = stream(question.seed, question.number).child("text", r)
@@ -226,7 +226,7 @@ def _sampler(question: Question) -> Resampling:
     )
 
 
-def _space(joint: JointModel, question: Question) -> SequenceSpace:
+def _space(joint: ResidualModel, question: Question) -> SequenceSpace:
     """As the energy was trained; where nothing says how, of the length that was asked for."""
     return joint.space_of(None if joint.space is not None else question.most_tokens)
 

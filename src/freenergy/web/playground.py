@@ -19,14 +19,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from freenergy.corpus.joining import join
-from freenergy.energies.rising import rising
-from freenergy.errors import UserError
-from freenergy.pipeline.evaluation import SUMMARY
-from freenergy.protocols import Truncation
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json
+from freenergy.core.roles import Truncation
+from freenergy.corpus.tokenize_pair import join
+from freenergy.energies.prefix_energies import rising
+from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
 from freenergy.samplers.candidates import Target
-from freenergy.storage import read_json
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.dialect import Body, TokenId
 from freenergy.web.engine import Engine, Question

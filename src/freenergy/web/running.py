@@ -7,7 +7,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 
 _BACKLOG = 2048  # connections that wait to be taken: a queue of our own answers those beyond it
 _GRACE_SECONDS = 5  # for answers that are on their way when the server is told to end

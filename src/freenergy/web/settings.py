@@ -6,7 +6,7 @@ from typing import final
 
 from fastapi import HTTPException, Request
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.web.security import is_loopback, loopback_hosts, same_token
 
 TOKEN_VARIABLE = "FREENERGY_TOKEN"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from freenergy.base.forced import Forced
 from freenergy.corpus import Tokenizer
+from freenergy.lm.token_log_probs import Forced
 
 _LOWEST = -9999.0  # what the dialect writes for minus infinity
 _UNKNOWN = "\ufffd"

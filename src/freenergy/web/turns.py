@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from freenergy.joint import JointModel
+from freenergy.text.model import ResidualModel
 from freenergy.web.jobs import Event, Need, Tell, can_share, draw
 from freenergy.web.settings import Limits
 
@@ -142,7 +142,7 @@ class Answers(AsyncIterator[Event]):
 class Turns:
     """The row of jobs, and the thread that serves it."""
 
-    def __init__(self, joint: JointModel, limits: Limits) -> None:
+    def __init__(self, joint: ResidualModel, limits: Limits) -> None:
         self.joint, self.limits, self.counts = joint, limits, Counts()
         self._most_together = limits.rows if can_share(joint) else 1
         self._jobs: deque[Job] = deque()

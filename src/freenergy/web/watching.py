@@ -11,11 +11,11 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any
 
-from freenergy.errors import UserError
+from freenergy.core.errors import UserError
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.samplers.candidates import Candidates
 from freenergy.samplers.sampled import Sampled
-from freenergy.samplers.texts import Texts, diagnosis, finite
+from freenergy.text.texts import Texts, diagnosis, finite
 from freenergy.web.engine import Added, Answers, Drawn, Engine, Question, TooLong
 from freenergy.web.jobs import Need, answer
 

@@ -1,0 +1,1 @@
+"""Applications of the toolkit; nothing in the core imports them."""

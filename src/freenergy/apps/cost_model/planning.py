@@ -1,0 +1,264 @@
+"""From a recipe to what its stages will cost.
+
+Counted are networks: training, drawing and reading, and the files of draws, features and weights. Not counted are the
+corpus (a tokenizer's work), n-gram tables, the fit of linear energies, and baselines.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from freenergy.apps.cost_model.stages import (
+    Cost,
+    Windows,
+    drawing,
+    keeping,
+    reading,
+    scoring,
+    storing,
+    training,
+    validating,
+)
+from freenergy.core.errors import UserError
+from freenergy.corpus.settings import BytePairTokenizer
+from freenergy.energies.ngram_features import count_names
+from freenergy.energies.probe import STATISTICS, layers_read
+from freenergy.energies.settings import (
+    BitEnergy,
+    LogRatioEnergy,
+    NgramEnergy,
+    PartEnergy,
+    ProbeEnergy,
+    ProductEnergy,
+    UnitEnergy,
+)
+from freenergy.lm.load import locate_model
+from freenergy.lm.presets import preset
+from freenergy.lm.settings import PretrainedBase
+from freenergy.lm.shapes import Shape, shape_in, shape_of
+from freenergy.recipes.load import Recipe
+from freenergy.training.contrastive_batches import cuts
+from freenergy.training.masked_language_model import VALIDATION_TOKENS
+from freenergy.training.settings import Optimisation, TrainedBase
+
+_FLOAT = 4
+_SHARD = 4  # windows in a file of candidates
+_VERSIONS = 3  # the arrays of numbers that an evaluation keeps of each candidate
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a recipe does not say itself."""
+
+    vocab_size: int | None = None
+    train_windows: int | None = None  # of the corpus; needed where negatives.windows is 0
+    ranks: int = 1
+
+
+def cost_of(recipe: Recipe, known: Known | None = None) -> dict[str, Cost]:
+    """The cost of each stage, in the order that they are done in."""
+    plan = _Plan(recipe, known or Known())
+    if recipe.energy is None:
+        return {"base": plan.base(), "evaluation": plan.perplexity()}
+    return {
+        "base": plan.base(),
+        "negatives": plan.negatives(),
+        "energy": plan.energy(),
+        "candidates": plan.candidates(),
+        "evaluation": plan.evaluation(),
+    }
+
+
+@final
+class _Plan:
+    """The recipe's numbers under the letters of ``costs.stages``."""
+
+    def __init__(self, recipe: Recipe, known: Known) -> None:
+        self.recipe, self.known = recipe, known
+        self.windows = Windows(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
+        self.shape = _base_shape(recipe, known)
+        energy = recipe.energy
+        self.parts: tuple[PartEnergy, ...] = (
+            () if energy is None else energy.parts if isinstance(energy, ProductEnergy) else (energy,)
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size if self.shape else _vocab_size(self.recipe, self.known)
+
+    @property
+    def prefixes(self) -> int:
+        """M."""
+        wanted = self.recipe.negatives.windows
+        if wanted or self.known.train_windows:
+            return min(wanted or self.known.train_windows or 0, self.known.train_windows or wanted)
+        raise UserError("negatives.windows is 0, which is all of the text: say how many windows there are (--windows)")
+
+    def base(self) -> Cost:
+        """Training, where there is any."""
+        base = self.recipe.base
+        if not isinstance(base, TrainedBase) or self.shape is None:
+            return Cost()
+        steps = base.optimisation
+        learned = training(self.shape, steps.steps, steps.batch_size, base.block, predicts=True, ranks=self.known.ranks)
+        if base.earm is not None:
+            learned += self._fakes(base, self.shape)
+        times = _validations(steps)
+        return learned + validating(self.shape, times, base.validation_tokens, base.block) + keeping(self.shape)
+
+    def _fakes(self, base: TrainedBase, shape: Shape) -> Cost:
+        """E-ARM draws rows behind the beginning of every block and learns from them; all steps, at most."""
+        assert base.earm is not None, "asked for above"
+        steps, K = base.optimisation, base.earm.length
+        behind = Windows(prefix=max(min(self.windows.prefix, base.block - K), 0), continuation=K)
+        rows = steps.steps * steps.batch_size
+        learned = training(shape, steps.steps, steps.batch_size, behind.length, predicts=True)
+        return drawing(shape, behind, rows, 1) + learned
+
+    def negatives(self) -> Cost:
+        """Draws of training and validation prefixes."""
+        settings = self.recipe.negatives
+        held_out = (settings.validation_windows, settings.validation_per_prefix)
+        pairs = [held_out] if settings.fresh else [held_out, (self.prefixes, settings.per_prefix)]
+        total = Cost()
+        for M, K in pairs:
+            total += drawing(self.shape, self.windows, M, K)
+            total += storing(self.windows, M, K, self.vocab_size, settings.shard)
+        return total
+
+    def energy(self) -> Cost:
+        """Every part on its own: features are read once, networks are trained."""
+        total = Cost()
+        for part in self.parts:
+            total += self._linear(part) if isinstance(part, NgramEnergy | ProbeEnergy) else self._network(part)
+        return total
+
+    def _linear(self, part: NgramEnergy | ProbeEnergy) -> Cost:
+        settings = self.recipe.negatives
+        held_out = (settings.validation_windows, settings.validation_per_prefix)
+        total = Cost()
+        for length in cuts(self.windows.continuation, self.recipe.training.lengths):
+            windows = replace(self.windows, continuation=length)
+            for M, K in ((self.prefixes, settings.per_prefix), held_out):
+                total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
+        return total
+
+    def _features(self, part: PartEnergy, windows: float | int, strings: float | int) -> Cost:
+        """Numbers on disk."""
+        if isinstance(part, NgramEnergy):
+            width = len(count_names(part)) + part.lexicon
+        elif isinstance(part, ProbeEnergy) and self.shape is not None:
+            layers = layers_read(part, self.shape.layers)
+            width = len(layers) * self.shape.width + len(STATISTICS) * part.statistics
+        else:
+            return Cost()
+        return Cost(bytes=windows * strings * width * _FLOAT)
+
+    def _traced(
+        self, part: PartEnergy, count: float | int, strings: float | int, windows: Windows | None = None
+    ) -> Cost:
+        """A probe's features are read by the base."""
+        if not isinstance(part, ProbeEnergy):
+            return Cost()
+        return scoring(self.shape, windows or self.windows, count * strings, once_for=strings)
+
+    def _network(self, part: PartEnergy) -> Cost:
+        shape = self._trunk(part)
+        if shape is None:
+            return Cost()
+        steps, settings = self.recipe.training.optimisation, self.recipe.negatives
+        rows = steps.batch_size * (1 + self.recipe.training.negatives)
+        is_ratio = isinstance(part, LogRatioEnergy)
+        learned = training(shape, steps.steps, rows, self.windows.length, predicts=is_ratio, ranks=self.known.ranks)
+        held_out = settings.validation_windows * (settings.validation_per_prefix + 1)
+        times = _validations(steps) + 1  # and once more when all parts are done
+        fresh = drawing(self.shape, self.windows, steps.steps * steps.batch_size, self.recipe.training.negatives)
+        total = (
+            learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
+        )
+        if isinstance(part, BitEnergy) and part.start == "scratch":
+            total += self._filling_masks(shape)
+        return total + fresh if settings.fresh else total
+
+    def _filling_masks(self, shape: Shape) -> Cost:
+        """What a trunk from scratch learns first."""
+        steps, length = self.recipe.training.masked, self.windows.length
+        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
+        return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
+
+    def _trunk(self, part: PartEnergy) -> Shape | None:
+        """The network that an energy trains; None where it trains none."""
+        match part:
+            case BitEnergy(start="encoder", encoder=name):
+                return shape_in(locate_model(name))
+            case BitEnergy(start="scratch", preset=name):
+                return shape_of(preset(name).config(vocab_size=self.vocab_size + 1, eos=0))
+            case UnitEnergy() | BitEnergy() | LogRatioEnergy():
+                return self.shape
+        return None
+
+    def _read(self, part: PartEnergy, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
+        """E of strings, ``per_window`` of which share their prefix."""
+        is_once = isinstance(part, UnitEnergy | LogRatioEnergy) or (isinstance(part, BitEnergy) and part.prefix_once)
+        found = reading(shape, self.windows, strings, once_for=per_window if is_once else 1)
+        if isinstance(part, LogRatioEnergy):
+            found += Cost(flops=shape.predicting(strings * self.windows.continuation))
+        return found
+
+    def candidates(self) -> Cost:
+        """Draws of held-out prefixes."""
+        settings = self.recipe.evaluation
+        W, n = settings.certified_windows, settings.candidates - 1
+        drawn = drawing(self.shape, self.windows, W, n)
+        return drawn + storing(self.windows, W, n, self.vocab_size, _SHARD)
+
+    def evaluation(self) -> Cost:
+        """Energies of all candidates, perplexity of the base, gain by position."""
+        settings = self.recipe.evaluation
+        W, n = settings.certified_windows, settings.candidates
+        total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
+        for part in self.parts:
+            total += self._features(part, W, n) + self._traced(part, W, n)
+            if (shape := self._trunk(part)) is not None:
+                total += self._read(part, shape, W * n, n)
+        return total + self._positions()
+
+    def perplexity(self) -> Cost:
+        """log P of held-out windows by the base."""
+        return scoring(self.shape, self.windows, self.recipe.evaluation.windows)
+
+    def _positions(self) -> Cost:
+        """Completions from every place of a few windows, and their energies."""
+        settings, L = self.recipe.evaluation, self.windows.continuation
+        W, n = settings.position_windows, settings.position_draws
+        total = Cost()
+        for t in range(L) if W else ():
+            rest = Windows(prefix=self.windows.prefix + t, continuation=L - t)
+            total += drawing(self.shape, rest, W, n)
+            for part in self.parts:
+                total += self._traced(part, W, n)
+                if (shape := self._trunk(part)) is not None:
+                    total += self._read(part, shape, W * n, n)
+        return total
+
+
+def _validations(steps: Optimisation) -> int:
+    return -(-steps.steps // steps.validate_every)
+
+
+def _base_shape(recipe: Recipe, known: Known) -> Shape | None:
+    """None where the base is no network of ours: n-gram tables, or a server."""
+    match recipe.base:
+        case TrainedBase(start=name) | PretrainedBase(path=name) if name:
+            return shape_in(locate_model(name))
+        case TrainedBase(preset=name):
+            return shape_of(preset(name).config(vocab_size=_vocab_size(recipe, known), eos=0))
+    return None
+
+
+def _vocab_size(recipe: Recipe, known: Known) -> int:
+    if known.vocab_size:
+        return known.vocab_size
+    if isinstance(recipe.tokenizer, BytePairTokenizer):
+        return recipe.tokenizer.vocab_size
+    raise UserError("the recipe does not say how many tokens there are: say so (--vocab-size)")

@@ -1,0 +1,118 @@
+"""Reading images: the idx files of MNIST and the binary version of CIFAR-10.
+
+    idx      0x00000803, count, height, width (four big-endian numbers of 4 bytes), then a byte a pixel
+    CIFAR    for each image its label (1 byte), then 32 × 32 of red, of green and of blue
+
+    stochastic:  x = 1[u < intensity / 255],  u ~ Uniform[0, 1) once for each pixel of each image
+
+The law of "stochastic" is that of Salakhutdinov and Murray (2008), whose own draw is a file of its own; ours comes from
+a named stream in which every image has its numbers, whatever other images are read.
+"""
+
+import gzip
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from freenergy.apps.images.settings import Binarise
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+
+_IDX_IMAGES = 0x00000803
+_IDX_HEADER = struct.Struct(">4I")
+_CIFAR_SIDE = 32
+_CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE**2
+_AT_ONCE = 4096  # images whose random numbers are in memory at a time
+_GET = (
+    "put train-images-idx3-ubyte and t10k-images-idx3-ubyte of MNIST there (with .gz or without), or "
+    "data_batch_1.bin … data_batch_5.bin and test_batch.bin of CIFAR-10"
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSet:
+    """Training and test images, a byte for each channel of each pixel."""
+
+    train: UInt8[np.ndarray, "train height width channels"]
+    test: UInt8[np.ndarray, "test height width channels"]
+
+
+def read_images(folder: Path) -> ImageSet:
+    """The images of a folder, whichever of the two kinds it holds."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder} with images: make it, and {_GET}")
+    if (first := _idx_path(folder, "train")) and (second := _idx_path(folder, "t10k")):
+        train, test = read_idx(first)[..., None], read_idx(second)[..., None]
+    elif parts := sorted(folder.glob("data_batch_*.bin")):
+        train, test = np.concatenate([read_cifar(part) for part in parts]), read_cifar(folder / "test_batch.bin")
+    else:
+        raise UserError(f"the folder {folder} holds neither MNIST nor CIFAR-10: {_GET}")
+    if train.shape[1:] != test.shape[1:]:
+        raise UserError(f"training and test images in {folder} differ in size: get both from the same place")
+    return ImageSet(train, test)
+
+
+def read_idx(path: Path) -> UInt8[np.ndarray, "images height width"]:
+    """The images of an idx file, gzipped or plain."""
+    data = _content(path)
+    if len(data) < _IDX_HEADER.size or _IDX_HEADER.unpack_from(data)[0] != _IDX_IMAGES:
+        raise UserError(f"{path} does not begin like a file of idx images: get the file again")
+    _, count, height, width = _IDX_HEADER.unpack_from(data)
+    got, wanted = len(data) - _IDX_HEADER.size, count * height * width
+    if got != wanted or not wanted:
+        raise UserError(f"{path} has {got} bytes of pixels, not the {wanted} that it announces: get the file again")
+    return np.frombuffer(data, np.uint8, offset=_IDX_HEADER.size).reshape(count, height, width)
+
+
+def read_cifar(path: Path) -> UInt8[np.ndarray, "images 32 32 3"]:
+    """The images of one binary batch of CIFAR-10, without their labels."""
+    data = _content(path)
+    if not data or len(data) % _CIFAR_RECORD:
+        raise UserError(f"{path} has {len(data)} bytes, no multiple of {_CIFAR_RECORD}: get the file again")
+    planes = np.frombuffer(data, np.uint8).reshape(-1, _CIFAR_RECORD)[:, 1:]
+    return np.ascontiguousarray(planes.reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE).transpose(0, 2, 3, 1))
+
+
+def as_tokens(
+    images: UInt8[np.ndarray, "images height width channels"], how: Binarise, rng: Rng
+) -> UInt8[Tensor, "images pixels"]:
+    """Images as rows of levels in raster order, channel last; image n has numbers of its own."""
+    rows = images.reshape(len(images), -1)
+    match how:
+        case "none":
+            return torch.from_numpy(rows.copy())
+        case "threshold":
+            return torch.from_numpy((rows >= 128).astype(np.uint8))
+        case "stochastic":
+            parts = range(0, len(rows), _AT_ONCE)
+            return torch.cat([_stochastic(rows[n : n + _AT_ONCE], rng.child(n)) for n in parts])
+
+
+def _stochastic(rows: UInt8[np.ndarray, "images pixels"], rng: Rng) -> UInt8[Tensor, "images pixels"]:
+    intensity = torch.from_numpy(rows.copy()).double() / 255
+    return (rng.uniform(*rows.shape) < intensity).to(torch.uint8)
+
+
+def _idx_path(folder: Path, split: str) -> Path | None:
+    """The file of a split, by any of the names that it goes by."""
+    names = [f"{split}-images{dot}idx3-ubyte{gz}" for dot in "-." for gz in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _content(path: Path) -> bytearray:
+    """All bytes of a file, out of its gzip; an array that numpy may write to."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return bytearray(file.read())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is torn or damaged ({error}): get the file again") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {_GET}") from None

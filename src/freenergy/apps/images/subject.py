@@ -1,0 +1,147 @@
+"""Images as the subject of an experiment: bits per dimension and drawn images.
+
+    bits/dim = − log q(x) / (pixels · ln 2),      the mean over images
+
+A pixel counts once for each of its channels. Two networks are compared on the same images: d_i = the difference of
+image i, averaged over the seeds, and its mean has the t interval over images; what another training would give is told
+by the seeds' own means, with their t interval.
+
+The energy of a whole image (E-ARM, Eq. 4, at the last pixel) is a number of that pixel's receptive field. In images of
+digits it is the empty corner, so no figure "resampled" is made of it.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from freenergy.apps.images.batches import ImageData
+from freenergy.apps.images.pixelcnn import ImageShape, PixelNetwork
+from freenergy.apps.images.read import ImageSet, as_tokens, read_images
+from freenergy.apps.images.settings import ImageSubject, build_module
+from freenergy.core.errors import UserError
+from freenergy.core.files import undamaged, whole
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.evaluation.perplexity import Measurement, measured_rate
+from freenergy.lm.networks.protocol import Network
+
+NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
+_ROWS = 100  # images at a time
+
+
+def open_images(settings: ImageSubject, folder: Path, progress: Progress) -> "Images":
+    """Read the images; nothing is kept in ``folder``, for they are read in a second."""
+    images = read_images(Path(settings.path).expanduser())
+    progress.say(f"{settings.path}: {len(images.train)} training and {len(images.test)} test images")
+    return Images(settings, images)
+
+
+@final
+class Images:
+    """The subject of the settings."""
+
+    main_column = "bits/dim test"
+
+    def __init__(self, settings: ImageSubject, images: ImageSet) -> None:
+        self.settings = settings
+        count, height, width, channels = images.train.shape
+        if settings.validation >= count:
+            raise UserError(
+                f"validation = {settings.validation} holds out all of the {count} training images: set it lower"
+            )
+        levels = 256 if settings.binarise == "none" else 2
+        self.shape = ImageShape(height=height, width=width, channels=channels, levels=levels)
+        rng = Rng(settings.binarise_seed).child("binarise")
+        train = as_tokens(images.train, settings.binarise, rng.child("train"))
+        self.train, held_out = train[: -settings.validation], train[-settings.validation :]
+        self.held_out = held_out[: settings.validation_images]
+        self.test = as_tokens(images.test[: settings.test_images], settings.binarise, rng.child("test"))
+
+    def network(self, rng: Rng) -> PixelNetwork:
+        """A network with fresh weights."""
+        with torch.random.fork_rng():
+            torch.manual_seed(rng.integer())
+            return PixelNetwork(build_module(self.settings, self.shape))
+
+    def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> ImageData:
+        """Rows to train on."""
+        return ImageData(
+            self.train,
+            self.held_out,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            fake=self.settings.fake,
+            rng=rng,
+        )
+
+    def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
+        """Bits per dimension of test and training images; keeps the nats of each image, and images drawn from q."""
+        splits = {"test": self.test, "train": self.train[: self.settings.train_images]}
+        nats = {name: nats_of(network, rows, progress, f"bits/dim {name}") for name, rows in splits.items()}
+        with whole(folder / NATS) as aside:
+            save_file(nats, aside)
+        with progress.track("drawing images", self.settings.sheet, "images") as advance:
+            samples = self._drawn(network, rng.child("sheet"))
+            advance(len(samples))
+        with whole(folder / SAMPLES) as aside:
+            save_file({"samples": samples}, aside)
+        found = {f"bits/dim {name}": self._bits(values.mean().item()) for name, values in nats.items()}
+        return {**found, "nats/image test": nats["test"].mean().item()}
+
+    def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
+        """Bits per dimension, ours − others, over images; the engine tells the spread over seeds."""
+        found = dict[str, Measurement]()
+        for split in ("test", "train"):
+            a, b = (np.stack([_read_nats(folder, split) for folder in folders]) for folders in (ours, others))
+            if a.shape != b.shape:
+                raise UserError(
+                    f"{ours[0]} and {others[0]} measured other images or seeds ({a.shape} and {b.shape}): "
+                    "measure both with the same settings"
+                )
+            d = (a - b) * self._bits(1.0)  # [seeds, images]
+            found[f"bits/dim {split}"] = measured_rate(d.mean(0), np.ones(d.shape[1]))
+        return found
+
+    def _bits(self, nats: float) -> float:
+        return nats / (self.shape.tokens * math.log(2))
+
+    def _drawn(self, network: Network, rng: Rng) -> UInt8[Tensor, "images height width channels"]:
+        """Images drawn from q, from black to white."""
+        s, n = self.shape, self.settings.sheet
+        tokens, _ = network.draw(None, torch.zeros(n, 0, dtype=torch.long), s.tokens, rng)
+        shades = (tokens.cpu() * 255).div(s.levels - 1, rounding_mode="floor")
+        return shades.to(torch.uint8).view(n, s.height, s.width, s.channels).contiguous()
+
+
+def nats_of(
+    network: Network, rows: UInt8[Tensor, "images pixels"], progress: Progress, label: str
+) -> Float[Tensor, " images"]:
+    """− log q(x) of each image, float64."""
+    found, done = torch.zeros(len(rows), dtype=torch.float64), 0
+    device = next(network.module.parameters()).device
+    was_training = network.module.training
+    network.module.eval()
+    with torch.no_grad(), progress.track(label, len(rows), "images") as advance:
+        for part in rows.split(_ROWS):
+            tokens = part.long().to(device)
+            logits = network.logits(None, tokens)
+            nats = cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+            found[done : done + len(part)] = nats.double().sum(1).cpu()
+            done += len(part)
+            advance(len(part))
+    network.module.train(was_training)
+    return found
+
+
+def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
+    path = folder / NATS
+    with undamaged(path, "measure that network again"):
+        return np.asarray(load_file(path)[split].numpy())

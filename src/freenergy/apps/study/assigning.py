@@ -1,0 +1,206 @@
+"""Who compares what: pages of four, handed out and taken back in transactions.
+
+    page = three pairs with the fewest votes + one attention check, in random order; sides shuffled by the seed
+
+A pair is on at most ``votes`` pages that are open or answered, and never twice on those of one rater. A page that
+nobody answers for an hour goes to others as soon as somebody asks for work; until then its rater may still answer it.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+
+from freenergy.apps.study.ballots import Text, ballots
+from freenergy.apps.study.items import Item
+from freenergy.apps.study.settings import ON_A_PAGE
+from freenergy.apps.study.store import Rater, Store
+from freenergy.core.rng import Rng
+
+EXPIRES_SECONDS = 3600.0
+Why = Literal["finished", "waiting", "not qualified"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A comparison as it is shown: ``first`` is the text that stands before the other."""
+
+    item: Item
+    first: Text
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Text 1 and text 2."""
+        return (self.item.a, self.item.b) if self.first == "a" else (self.item.b, self.item.a)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What a rater has to do now."""
+
+    token: str
+    kind: Literal["qualification", "task"]
+    number: int  # from 1, among the pages of its kind
+    of: int  # how many there are, or may be
+    places: tuple[Place, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class End:
+    """There is nothing to do, and why; ``pages`` of pairs were answered."""
+
+    why: Why
+    pages: int
+
+
+class RefusedError(Exception):
+    """Answers that are not counted."""
+
+    def __init__(self, why: Literal["unknown", "expired", "incomplete"]) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def next_page(store: Store, rater: Rater) -> Page | End:
+    """The rater's open page, or a new one."""
+    with store.transaction() as db:
+        row = db.execute("SELECT id FROM pages WHERE rater = ? AND state = 'open'", (rater.id,)).fetchone()
+        page = None if row is None else int(row["id"])
+        if page is None:
+            _expire(store, db)
+            found = _choose(store, db, rater)
+            if isinstance(found, End):
+                return found
+            page = _open(store, db, rater, *found)
+        db.execute("UPDATE pages SET seen = ? WHERE id = ?", (store.clock(), page))
+        return _read(store, db, rater, page)
+
+
+def answer(store: Store, rater: Rater, token: str, sides: Mapping[int, int]) -> bool:
+    """Count the answers of a page: 1 or 2 for each place. False: they were counted before, and are not again."""
+    with store.transaction() as db:
+        page = db.execute("SELECT * FROM pages WHERE token = ? AND rater = ?", (token, rater.id)).fetchone()
+        if page is None:
+            raise RefusedError("unknown")
+        if page["state"] == "answered":
+            return False
+        if page["state"] == "expired":
+            raise RefusedError("expired")
+        places = db.execute("SELECT place, item FROM places WHERE page = ? ORDER BY place", (page["id"],)).fetchall()
+        if set(sides) != {row["place"] for row in places} or not set(sides.values()) <= {1, 2}:
+            raise RefusedError("incomplete")
+        votes = [(page["id"], row["place"], rater.id, row["item"], sides[row["place"]]) for row in places]
+        db.executemany("INSERT INTO votes VALUES (?, ?, ?, ?, ?)", votes)
+        db.execute("UPDATE pages SET state = 'answered', answered = ? WHERE id = ?", (store.clock(), page["id"]))
+    return True
+
+
+def right_answers(db: sqlite3.Connection, rater: Rater) -> int:
+    """How often the rater found the real text in the qualification."""
+    return sum(vote.choice == "b" for vote in ballots(db, rater.id) if vote.kind == "qualification")
+
+
+def _expire(store: Store, db: sqlite3.Connection) -> None:
+    db.execute(
+        "UPDATE pages SET state = 'expired' WHERE state = 'open' AND seen < ?", (store.clock() - EXPIRES_SECONDS,)
+    )
+
+
+def _choose(
+    store: Store, db: sqlite3.Connection, rater: Rater
+) -> tuple[Literal["qualification", "task"], list[Item]] | End:
+    """The comparisons of a new page, in the order in which they are shown."""
+    settings = store.study.settings
+    done = {row["item"] for row in db.execute("SELECT item FROM votes WHERE rater = ?", (rater.id,))}
+    rng = Rng(settings.seed).child("rater", rater.id)
+    questions = _shuffled(store.items["qualification"], rng.child("qualification"))
+    if left := [item for item in questions if item.number not in done]:
+        return "qualification", left[:ON_A_PAGE]
+    pages = _answered(db, rater)
+    if not settings.passes(right_answers(db, rater), len(questions)):
+        return End("not qualified", pages)
+    pairs, is_waiting = _pairs(store, db, rater, done)
+    checks = [item for item in _shuffled(store.items["check"], rng.child("checks")) if item.number not in done]
+    if pages == settings.pages or not pairs or not checks:
+        return End("waiting" if is_waiting and checks and pages != settings.pages else "finished", pages)
+    chosen = [*pairs[: ON_A_PAGE - 1], checks[0]]
+    return "task", _shuffled(chosen, rng.child("page", pages))
+
+
+def _pairs(store: Store, db: sqlite3.Connection, rater: Rater, done: set[int]) -> tuple[list[Item], bool]:
+    """Pairs that the rater may get, those with the fewest votes first; and whether others may come free."""
+    query = """SELECT item, COUNT(*) AS asked, SUM(state = 'open') AS open FROM places JOIN pages ON pages.id = page
+               WHERE kind = 'task' AND state <> 'expired' GROUP BY item"""
+    asked = {row["item"]: (row["asked"], row["open"]) for row in db.execute(query)}
+    rng = Rng(store.study.settings.seed).child("rater", rater.id, "pairs")
+    left = [item for item in _shuffled(store.items["pair"], rng) if item.number not in done]
+    votes = store.study.settings.votes
+    free = [item for item in left if asked.get(item.number, (0, 0))[0] < votes]
+    is_waiting = any(asked.get(item.number, (0, 0))[1] for item in left)
+    return sorted(free, key=lambda item: asked.get(item.number, (0, 0))[0]), is_waiting
+
+
+def _answered(db: sqlite3.Connection, rater: Rater) -> int:
+    query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = 'task' AND state = 'answered'"
+    return int(db.execute(query, (rater.id,)).fetchone()[0])
+
+
+def _shuffled(items: Sequence[Item], rng: Rng) -> list[Item]:
+    return [items[i] for i in rng.permutation(len(items)).tolist()]
+
+
+def _open(
+    store: Store, db: sqlite3.Connection, rater: Rater, kind: Literal["qualification", "task"], items: list[Item]
+) -> int:
+    """Write a new page and its places; gives its id."""
+    now = store.clock()
+    row = (rater.id, secrets.token_urlsafe(32), kind, now, now)
+    insert = "INSERT INTO pages (rater, token, kind, state, opened, seen) VALUES (?, ?, ?, 'open', ?, ?)"
+    page = db.execute(insert, row).lastrowid
+    assert page is not None
+    firsts = _firsts(store, rater)
+    places = [(page, i, item.number, firsts[item.number]) for i, item in enumerate(items)]
+    db.executemany("INSERT INTO places VALUES (?, ?, ?, ?)", places)
+    return page
+
+
+def _firsts(store: Store, rater: Rater) -> list[Text]:
+    """Which text of each item stands first: fair coins of this rater."""
+    rng = Rng(store.study.settings.seed).child("rater", rater.id, "sides")
+    fair = torch.full((len(store.study.items),), 0.5)
+    return ["b" if coin else "a" for coin in rng.bernoulli(fair).tolist()]
+
+
+def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page:
+    """A page as it is shown."""
+    row = db.execute("SELECT * FROM pages WHERE id = ?", (page,)).fetchone()
+    rows = db.execute("SELECT * FROM places WHERE page = ? ORDER BY place", (page,)).fetchall()
+    places = tuple(Place(store.study.items[place["item"]], place["first"]) for place in rows)
+    query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = ? AND state = 'answered'"
+    before = int(db.execute(query, (rater.id, row["kind"])).fetchone()[0])
+    return Page(
+        token=row["token"],
+        kind=row["kind"],
+        number=before + 1,
+        of=before + _ahead(store, db, rater, row["kind"], before),
+        places=places,
+    )
+
+
+def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: str, before: int) -> int:
+    """Pages of this kind that the rater has before them, the open one among them; of pairs, the most there can be."""
+    settings = store.study.settings
+    if kind == "qualification":
+        return -(-len(store.items["qualification"]) // ON_A_PAGE) - before
+    query = "SELECT item FROM places JOIN pages ON pages.id = page WHERE rater = ? AND state <> 'expired'"
+    seen = {row["item"] for row in db.execute(query, (rater.id,))}
+    pairs, _ = _pairs(store, db, rater, seen)
+    checks = sum(item.number not in seen for item in store.items["check"])
+    more = 1 + min(-(-len(pairs) // (ON_A_PAGE - 1)), checks)
+    return more if settings.pages is None else min(more, settings.pages - before)

@@ -1,0 +1,236 @@
+"""``freenergy study create``: one continuation of each model for the same held-out prefixes.
+
+    prefix c:    a ~ A(· | c),    b ~ B(· | c), or the real text where B is ``human``
+    checks:      a ~ base of A,   b = the real text, for other prefixes
+
+Text goes in and text comes out, so the models may have different tokenizers; prefixes are cut by A's. Windows are taken
+far enough apart that no text is shown twice. Comparison i draws from streams of its own, so a study that was killed
+goes on with the same bits.
+"""
+
+import platform
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+
+from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, write_record
+from freenergy.apps.study.settings import StudySettings
+from freenergy.core.errors import UserError
+from freenergy.core.files import alone_in, fingerprint, growing, read_json
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.corpus import Corpus, Tokenizer, Windows
+from freenergy.recipes import Run
+from freenergy.recipes.stages.given_text import given_text
+from freenergy.recipes.writing import Task, has_energy, open_writer
+from freenergy.samplers import Plain, Resampling
+from freenergy.text.model import ResidualModel
+from freenergy.text.write import Writing
+
+HUMAN = "human"
+Law = Literal["base", "joint"]
+_SILENT = Silent()
+_PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """How the texts are made. A law that is left out is the joint model where there is an energy, else the base."""
+
+    a: Law | None = None
+    b: Law | None = None
+    candidates: int = 256
+    length: int | None = None  # tokens of a continuation; as trained unless given
+    truncation: Truncation = ANCESTRAL
+    human: tuple[Path, ...] = ()  # files to take prefixes and real text from; the run's held-out text unless given
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """One model: what it is called, and how it continues a prefix."""
+
+    task: Task
+    law: Law
+
+    @classmethod
+    def of(cls, joint: ResidualModel, folder: Path, law: Law | None, making: Making, seed: int) -> "_Writer":
+        if law == "joint" and not has_energy(joint):
+            raise UserError(f"the run in {folder} has no energy and so no joint model: compare its base")
+        law = law or ("joint" if has_energy(joint) else "base")
+        sampler = (
+            Plain(truncation=making.truncation)
+            if law == "base"
+            else Resampling(candidates=making.candidates, truncation=making.truncation)
+        )
+        task = Task.of(joint, folder, "", making.length, seed, Writing(sampler=sampler, room=joint.room))
+        return cls(task, law)
+
+    def __call__(self, prefix: str, rng: Rng) -> str:
+        tokenizer = self.task.joint.tokenizer
+        assert tokenizer is not None, "a run has a tokenizer"
+        text = self.task.joint.write(prefix, self.task.space, rng, self.task.writing)[0]
+        return spoken(tokenizer, tokenizer.encode(prefix), text.tokens)
+
+    def about(self) -> dict[str, Any]:
+        """What names the model and its texts."""
+        folder = self.task.folder.resolve()
+        told = {key: value for key, value in self.task.key().items() if key != "prefixes"}
+        return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **told}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Held-out windows, far apart: the prefix and the real continuation of each."""
+
+    windows: Windows
+    rows: list[int]
+    tokenizer: Tokenizer
+    length: int
+
+    def __getitem__(self, i: int) -> tuple[str, str]:
+        x = self.windows.continuations([self.rows[i]])
+        context, continuation = x.contexts.tokens[0].tolist(), x.lists()[0][0][: self.length]
+        return self.tokenizer.decode(context), spoken(self.tokenizer, context, continuation)
+
+
+def create(
+    run_a: str | Path,
+    run_b: str | Path,
+    out: str | Path,
+    settings: StudySettings,
+    making: Making,
+    progress: Progress = _SILENT,
+) -> Study:
+    """Make the texts of a study that are not there yet; ``run_b`` may be the word ``human``."""
+    this, folder = Run.open(run_a), Path(out)
+    corpus = Corpus.open(this.stage("corpus"))
+    joint = open_writer(run_a)
+    a = _Writer.of(joint, this.folder, making.a, making, settings.seed)
+    b = _second(joint, this, run_b, making, settings.seed)
+    if b is not None and a.about() == b.about():
+        raise UserError(f"{run_a} would be compared with itself: give another run, or --a base and --b joint")
+    source, mark = _held_out(this, corpus, a, settings, making, progress)
+    human = {"name": HUMAN, "run": None, "law": None}
+    models = {"a": a.about(), "b": human if b is None else b.about()}
+    key = fingerprint([models, asdict(settings), mark, version("freenergy")])
+    _begin(folder, key, settings, models)
+    if not (folder / ITEMS).is_file():
+        reader = _Writer.of(joint, this.folder, "base", making, settings.seed)
+        with growing(folder / ITEMS, key) as lines, progress.track("texts", len(source.rows), "prefixes") as advance:
+            advance(lines.done)
+            for item in _items(source, settings, a, b, reader, lines.done):
+                lines.add(asdict(item))
+                advance(1)
+    return Study.open(folder)
+
+
+def _second(joint: ResidualModel, this: Run, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
+    """The other model; one that is in memory already is not loaded again."""
+    if str(run_b) == HUMAN:
+        return None
+    is_same = Path(run_b).resolve() == this.folder.resolve()
+    return _Writer.of(joint if is_same else open_writer(run_b), Path(run_b), making.b, making, seed)
+
+
+def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, dict[str, Any]]) -> None:
+    """A folder of our own, with the record of what is made there."""
+    if (folder / RECORD).is_file():
+        if read_json(folder / RECORD).get("key") != key:
+            raise UserError(f"{folder} holds another study: choose another --out, or remove it")
+        return
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} holds something else than a study: choose another --out")
+    versions = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
+    write_record(folder, settings, models, {"key": key, "versions": versions})
+
+
+def _held_out(
+    this: Run, corpus: Corpus, a: _Writer, settings: StudySettings, making: Making, progress: Progress
+) -> tuple[_Source, Any]:
+    """Windows for every comparison, and what names the text they are of."""
+    if making.length is not None and making.length > corpus.continuation:
+        raise UserError(
+            f"--length is {making.length}, but the real text after a prefix has {corpus.continuation} tokens in this "
+            f"run: set it to {corpus.continuation} or less"
+        )
+    if making.human:
+        with alone_in(this.folder):
+            text = given_text(making.human, this, corpus, progress)
+        windows, mark, free = text.windows, text.fingerprint, np.flatnonzero(~text.shared)
+    else:
+        windows, mark = corpus.windows(this.recipe.evaluation.split), corpus.fingerprint
+        free = np.arange(len(windows))
+    order = free[Rng(settings.seed).child("windows").permutation(len(free)).numpy()]
+    num = settings.prefixes + settings.num_checks + settings.qualification
+    rows = apart(windows.starts, order, corpus.prefix + corpus.continuation, num)
+    if len(rows) < num:
+        raise UserError(
+            f"the held-out text has {len(rows)} windows that do not overlap, but {settings.prefixes} pairs, "
+            f"{settings.num_checks} attention checks and {settings.qualification} questions need {num}: ask for fewer "
+            "--prefixes or --checks, or give more text with --human"
+        )
+    return _Source(windows, rows, corpus.tokenizer, a.task.space.length), mark
+
+
+def _items(
+    source: _Source, settings: StudySettings, a: _Writer, b: _Writer | None, base: _Writer, skip: int
+) -> Iterator[Item]:
+    """Pairs, then attention checks, then the qualification."""
+    counts = (settings.prefixes, settings.num_checks, settings.qualification)
+    kinds = [kind for kind, count in zip(KINDS, counts, strict=True) for _ in range(count)]
+    for i, kind in list(enumerate(kinds))[skip:]:
+        (prefix, real), rng = source[i], Rng(settings.seed).child("item", i)
+        if kind == "pair":
+            text = real if b is None else b(prefix, rng.child("b"))
+            yield Item(number=i, kind=kind, prefix=prefix, a=a(prefix, rng.child("a")), b=text)
+        else:
+            yield Item(number=i, kind=kind, prefix=prefix, a=base(prefix, rng.child("a")), b=real)
+
+
+def apart(starts: np.ndarray, order: np.ndarray, width: int, num: int) -> list[int]:
+    """The first ``num`` rows in an order whose windows of ``width`` tokens do not overlap.
+
+    >>> apart(np.array([0, 5, 10, 30]), np.array([1, 0, 2, 3]), 8, 3)
+    [1, 3]
+    """
+    taken: list[int] = []
+    rows: list[int] = []
+    for row in order.tolist():
+        start = int(starts[row])
+        at = bisect_left(taken, start)
+        if any(abs(start - other) < width for other in taken[max(at - 1, 0) : at + 1]):
+            continue
+        insort(taken, start)
+        rows.append(row)
+        if len(rows) == num:
+            break
+    return rows
+
+
+def spoken(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
+    """What tokens add to a text, tidied so that nothing but the words tells who wrote it.
+
+    Tokenizers differ in the space at the border, and text that is cut may end in half a character.
+    """
+    before, both = tokenizer.decode(context), tokenizer.decode([*context, *tokens])
+    text = both[len(before) :] if both.startswith(before) else tokenizer.decode(tokens)
+    return tidy(text)
+
+
+def tidy(text: str) -> str:
+    r"""Without what differs between tokenizers: one space before, none after, no half of a character.
+
+    >>> tidy("\n  man  "), tidy("esting"), tidy("  ")
+    (' man', 'esting', '')
+    """
+    text = text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+    return f" {text.lstrip()}" if text[:1].isspace() else text

@@ -1,0 +1,97 @@
+"""A study on disk: its settings, and the texts that raters compare.
+
+    STUDY/study.json      settings, models, fingerprints, versions
+    STUDY/items.jsonl     one comparison a line: its prefix and two continuations
+    STUDY/answers.sqlite  raters, pages and votes (``freenergy.apps.study.store``)
+
+A *pair* is one continuation of each model for the same prefix. A *check* and a *qualification* question have a known
+answer: ``a`` is a draw of the base and ``b`` the real text.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from freenergy.apps.study.settings import StudySettings
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, read_json, write_json, write_text
+
+RECORD, ITEMS, ANSWERS = "study.json", "items.jsonl", "answers.sqlite"
+Kind = Literal["pair", "check", "qualification"]
+KINDS: tuple[Kind, ...] = ("pair", "check", "qualification")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One comparison."""
+
+    number: int
+    kind: Kind
+    prefix: str
+    a: str
+    b: str
+
+    @property
+    def is_same(self) -> bool:
+        """Both texts are one: nobody can tell them apart, and nobody is asked to."""
+        return self.a == self.b
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Settings, models and comparisons."""
+
+    folder: Path
+    settings: StudySettings
+    models: dict[str, dict[str, Any]]  # of "a" and "b": name, run, law, …
+    items: tuple[Item, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    @property
+    def mark(self) -> str:
+        """Names settings and texts, so that answers are not counted for others."""
+        return fingerprint([asdict(self.settings), [asdict(item) for item in self.items]])
+
+    def of(self, kind: Kind) -> tuple[Item, ...]:
+        """The comparisons of one kind; pairs that nobody can tell apart are left out."""
+        return tuple(item for item in self.items if item.kind == kind and not item.is_same)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Study":
+        """Read a study that is whole."""
+        folder = Path(folder)
+        if not (folder / RECORD).is_file():
+            raise UserError(f"{folder} is no study: give the folder that `freenergy study create` made")
+        if not (folder / ITEMS).is_file():
+            raise UserError(f"the texts of the study in {folder} are not all there: run `freenergy study create` again")
+        record = read_json(folder / RECORD)
+        try:
+            with (folder / ITEMS).open(encoding="utf-8") as lines:  # not splitlines: a text may hold U+2028
+                items = tuple(Item(**json.loads(line)) for line in lines)
+            if [item.number for item in items] != list(range(len(items))):
+                raise ValueError(f"lines of {ITEMS} are missing")
+            settings = StudySettings(**record["settings"])
+            return cls(folder=folder, settings=settings, models=record["models"], items=items)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{folder} is damaged or of another version ({error}): create the study again") from None
+
+    def write(self, about: dict[str, Any] | None = None) -> "Study":
+        """Write a study whose texts are at hand; gives it back."""
+        write_record(self.folder, self.settings, self.models, about or {})
+        lines = [json.dumps(asdict(item), ensure_ascii=False) for item in self.items]
+        write_text(self.folder / ITEMS, "".join(line + "\n" for line in lines))
+        return self
+
+
+def write_record(
+    folder: Path, settings: StudySettings, models: dict[str, dict[str, Any]], about: dict[str, Any]
+) -> None:
+    """Write study.json."""
+    write_json(folder / RECORD, {"settings": asdict(settings), "models": models, **about})

@@ -1,0 +1,192 @@
+"""Answers that are never lost: one SQLite file, a transaction for every page.
+
+    raters  1 ─ n  pages  1 ─ n  places  1 ─ 1  votes          STUDY/answers.sqlite (WAL, synchronous = FULL)
+
+A commit is on disk before it is acknowledged. What must not happen is forbidden by the tables themselves: a rater has
+at most one open page, a place has at most one vote, and a rater at most one vote for an item. Of invitations and
+sessions only the SHA-256 is kept, so that whoever reads the file cannot vote.
+"""
+
+import hashlib
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+from freenergy.apps.study.items import ANSWERS, KINDS, Study
+from freenergy.core.errors import UserError
+
+_VERSION = 1
+_WAIT_SECONDS = 30.0  # for another process that writes
+_SCHEMA = """
+CREATE TABLE study (mark TEXT NOT NULL);
+CREATE TABLE raters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    label TEXT NOT NULL UNIQUE,
+    token TEXT NOT NULL UNIQUE,
+    is_simulated INTEGER NOT NULL CHECK (is_simulated IN (0, 1))
+);
+CREATE TABLE sessions (
+    token TEXT PRIMARY KEY,
+    rater INTEGER NOT NULL REFERENCES raters (id)
+);
+CREATE TABLE pages (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    rater INTEGER NOT NULL REFERENCES raters (id),
+    token TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL CHECK (kind IN ('qualification', 'task')),
+    state TEXT NOT NULL CHECK (state IN ('open', 'answered', 'expired')),
+    opened REAL NOT NULL,
+    seen REAL NOT NULL,
+    answered REAL
+);
+CREATE UNIQUE INDEX one_open_page ON pages (rater) WHERE state = 'open';
+CREATE TABLE places (
+    page INTEGER NOT NULL REFERENCES pages (id),
+    place INTEGER NOT NULL,
+    item INTEGER NOT NULL,
+    first TEXT NOT NULL CHECK (first IN ('a', 'b')),
+    PRIMARY KEY (page, place),
+    UNIQUE (page, item)
+);
+CREATE TABLE votes (
+    page INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    rater INTEGER NOT NULL REFERENCES raters (id),
+    item INTEGER NOT NULL,
+    side INTEGER NOT NULL CHECK (side IN (1, 2)),
+    PRIMARY KEY (page, place),
+    UNIQUE (rater, item),
+    FOREIGN KEY (page, place) REFERENCES places (page, place)
+);
+"""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A rater's label, and the token that is told once."""
+
+    label: str
+    token: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rater:
+    """Somebody who was invited."""
+
+    id: int
+    label: str
+    is_simulated: bool
+
+
+@final
+class Store:
+    """The answers of a study; safe to use from several threads and processes."""
+
+    def __init__(self, study: Study, *, in_memory: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self.study = study
+        self.clock = clock
+        self.items = {kind: study.of(kind) for kind in KINDS}  # looked at for every page
+        self._lock = threading.Lock()
+        path = ":memory:" if in_memory else study.folder / ANSWERS
+        try:
+            self._db = sqlite3.connect(path, timeout=_WAIT_SECONDS, isolation_level=None, check_same_thread=False)
+            self._db.row_factory = sqlite3.Row
+            for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+                self._db.execute(f"PRAGMA {pragma}")
+            self._prepare()
+        except sqlite3.Error as error:
+            raise UserError(
+                f"{path} cannot be used ({error}): free the file or mend its folder, then try again"
+            ) from None
+
+    def _prepare(self) -> None:
+        """Make the tables, or see that they belong to this study."""
+        with self.transaction() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _SCHEMA.split(";\n"):
+                    db.execute(statement)
+                db.execute("INSERT INTO study VALUES (?)", (self.study.mark,))
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+                return
+            found = db.execute("SELECT mark FROM study").fetchone()["mark"] if version == _VERSION else None
+        if found != self.study.mark:
+            where = self.study.folder / ANSWERS
+            raise UserError(f"{where} holds answers to other texts or of another version: move it, and invite again")
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; nobody else writes meanwhile. On disk when the block is left."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # a full disk may have ended it already
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def invite(self, num: int, *, simulated: bool = False) -> list[Invitation]:
+        """New raters. Their tokens are not kept."""
+        if num < 1:
+            raise UserError(f"{num} raters were asked for: invite at least one")
+        found = []
+        with self.transaction() as db:
+            kind = "simulated" if simulated else "rater"
+            (before,) = db.execute("SELECT COUNT(*) FROM raters WHERE is_simulated = ?", (int(simulated),)).fetchone()
+            for number in range(before + 1, before + num + 1):
+                invitation = Invitation(f"{kind} {number}", secrets.token_urlsafe(32))
+                row = (invitation.label, _hidden(invitation.token), int(simulated))
+                db.execute("INSERT INTO raters (label, token, is_simulated) VALUES (?, ?, ?)", row)
+                found.append(invitation)
+        return found
+
+    def enter(self, token: str) -> str | None:
+        """A new session for the rater with this invitation; None where nobody was invited with it."""
+        with self.transaction() as db:
+            row = db.execute("SELECT id FROM raters WHERE token = ?", (_hidden(token),)).fetchone()
+            if row is None:
+                return None
+            session = secrets.token_urlsafe(32)
+            db.execute("INSERT INTO sessions VALUES (?, ?)", (_hidden(session), row["id"]))
+        return session
+
+    def rater_of(self, session: str) -> Rater | None:
+        """Whose session it is."""
+        query = "SELECT raters.* FROM sessions JOIN raters ON raters.id = rater WHERE sessions.token = ?"
+        with self.transaction() as db:
+            row = db.execute(query, (_hidden(session),)).fetchone()
+        return None if row is None else _rater(row)
+
+    def raters(self) -> list[Rater]:
+        """Everybody who was invited, in order."""
+        with self.transaction() as db:
+            return [_rater(row) for row in db.execute("SELECT * FROM raters ORDER BY id")]
+
+
+def _rater(row: sqlite3.Row) -> Rater:
+    return Rater(row["id"], row["label"], bool(row["is_simulated"]))
+
+
+def _hidden(token: str) -> str:
+    """What is kept of a token: tokens are 256 random bits, so a plain hash cannot be turned back."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,217 @@
+"""The pages of a blind study.
+
+    /#INVITATION → POST /enter → cookie → GET /rate → POST /rate → 303 when the votes are on disk → GET /rate → …
+
+Nothing on a page tells which model wrote what: places are numbered, sides are shuffled, and every comparison is made by
+the same template. A page's answers count once, for its own rater, and only with the page's token.
+"""
+
+import re
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, final
+from urllib.parse import parse_qsl
+
+from fastapi import FastAPI, Request, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from freenergy.apps.study import End, Page, Rater, RefusedError, Store, answer, next_page
+from freenergy.report import look
+from freenergy.web.security import secure
+
+COOKIE: Final = "freenergy_study"
+_PAGES = Path(__file__).with_name("study_pages")
+_MOST_BYTES = 16_384  # of a request: four answers and two tokens
+_MOST_FIELDS = 16
+_COOKIE_SECONDS = 90 * 24 * 3600
+_WRONG, _WITHIN_SECONDS = 10, 60.0  # wrong invitations from one address before it has to wait
+_FORM = "application/x-www-form-urlencoded"
+_ENDS = {
+    "finished": ("Thank you!", "There is nothing left for you to compare. Your answers are kept."),
+    "waiting": (
+        "Nothing to do at the moment",
+        "Others are at work on the texts that are left. Come back in an hour: what they leave will be yours.",
+    ),
+    "not qualified": (
+        "Thank you for your time",
+        "The first questions asked you to find what a person wrote, which is hard. This study needs raters who find it "
+        "more often, so it ends here for you. Thank you for having tried.",
+    ),
+}
+_REFUSALS = {
+    "unknown": (403, "These answers do not belong to a page of yours, and were not counted."),
+    "expired": (409, "This page was open for so long that it went to somebody else. Nothing of it was counted."),
+    "incomplete": (422, "One or more choices are missing, so nothing was counted yet."),
+}
+
+
+@final
+class Attempts:
+    """Wrong invitations, counted by address; what is old is forgotten."""
+
+    def __init__(self) -> None:
+        self._times: defaultdict[str, deque[float]] = defaultdict(deque)
+
+    def wait_seconds(self, address: str) -> float:
+        """How long an address has to wait; 0 if it may try."""
+        now = time.monotonic()
+        for known in list(self._times):
+            times = self._times[known]
+            while times and times[0] < now - _WITHIN_SECONDS:
+                times.popleft()
+            if not times:
+                del self._times[known]
+        times = self._times.get(address, deque())
+        return 0.0 if len(times) < _WRONG else times[0] + _WITHIN_SECONDS - now
+
+    def add(self, address: str) -> None:
+        """One more wrong one."""
+        self._times[address].append(time.monotonic())
+
+
+@final
+class _Templates:
+    """Pages from templates that escape everything."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        )
+
+    def enter(self, *, message: str = "", is_known: bool = False, status: int = 200) -> HTMLResponse:
+        return self._page("enter", status, message=message, is_known=is_known)
+
+    def rate(self, page: Page) -> HTMLResponse:
+        is_first = page.kind == "qualification"
+        most = "" if is_first or page.number == page.of else "at most "
+        heading = f"Page {page.number} of {most}{page.of}"
+        return self._page("rate", 200, page=page, heading=heading, part="First questions" if is_first else "The study")
+
+    def notice(self, status: int, heading: str, message: str, link: tuple[str, str] | None = None) -> HTMLResponse:
+        return self._page("notice", status, heading=heading, message=message, link=link)
+
+    def end(self, end: End) -> HTMLResponse:
+        heading, message = _ENDS[end.why]
+        done = f" You have answered {end.pages} page{'s' * (end.pages != 1)} of pairs." if end.pages else ""
+        return self.notice(200, heading, message + done)
+
+    def _page(self, name: str, status: int, **values: Any) -> HTMLResponse:
+        return HTMLResponse(self._environment.get_template(f"{name}.html.j2").render(**values), status_code=status)
+
+
+@final
+class _Site:
+    """The requests of raters."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._pages, self._attempts = store, _Templates(), Attempts()
+        self._files = {
+            "study.css": (look() + (_PAGES / "study.css").read_text(encoding="utf-8"), "text/css"),
+            "study.js": ((_PAGES / "study.js").read_text(encoding="utf-8"), "text/javascript"),
+        }
+
+    async def start(self, request: Request) -> Response:
+        """Where the link leads."""
+        return self._pages.enter(is_known=await self._rater(request) is not None)
+
+    async def enter(self, request: Request) -> Response:
+        """Turn an invitation into a session."""
+        address = request.client.host if request.client is not None else ""
+        if wait := self._attempts.wait_seconds(address):
+            found = self._pages.enter(message="Too many wrong invitations: wait a minute, then try again.", status=429)
+            found.headers["Retry-After"] = str(int(wait) + 1)
+            return found
+        token = (await _form(request)).get("token", "").strip()
+        session = await run_in_threadpool(self._store.enter, token) if token else None
+        if session is None:
+            self._attempts.add(address)
+            words = "This invitation is not known. Open the link that you were sent."
+            return self._pages.enter(message=words, status=403)
+        response, is_https = RedirectResponse("/rate", status_code=303), request.url.scheme == "https"
+        response.set_cookie(
+            COOKIE, session, max_age=_COOKIE_SECONDS, httponly=True, samesite="strict", secure=is_https, path="/"
+        )
+        return response
+
+    async def show(self, request: Request) -> Response:
+        """The rater's page."""
+        rater = await self._rater(request)
+        if rater is None:
+            return self._pages.enter(message="Please open the link that you were sent.", status=401)
+        found = await run_in_threadpool(next_page, self._store, rater)
+        return self._pages.end(found) if isinstance(found, End) else self._pages.rate(found)
+
+    async def take(self, request: Request) -> Response:
+        """Count a page's answers; the redirect acknowledges them."""
+        rater = await self._rater(request)
+        if rater is None:
+            words = "Nothing was counted. Please open the link that you were sent."
+            return self._pages.enter(message=words, status=401)
+        form = await _form(request)
+        try:
+            await run_in_threadpool(answer, self._store, rater, form.get("page", ""), _sides(form))
+        except RefusedError as refused:
+            status, message = _REFUSALS[refused.why]
+            return self._pages.notice(status, "Not counted", message, ("/rate", "Go on"))
+        return RedirectResponse("/rate", status_code=303)
+
+    async def file(self, name: str) -> Response:
+        """Style and script, by name from a fixed list."""
+        if name not in self._files:
+            raise HTTPException(404)
+        text, kind = self._files[name]
+        return Response(text, media_type=kind)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """A page for what went wrong."""
+        assert isinstance(error, HTTPException)
+        words = "There is no such page." if error.status_code == 404 else "This request cannot be answered."
+        found = self._pages.notice(error.status_code, "Sorry", words, ("/", "To the beginning"))
+        found.headers.update(error.headers or {})
+        return found
+
+    async def _rater(self, request: Request) -> Rater | None:
+        session = request.cookies.get(COOKIE, "")
+        return await run_in_threadpool(self._store.rater_of, session) if session else None
+
+
+def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
+    """The study as a web application; ``hosts`` are the names under which it may be called, None is any."""
+    app = FastAPI(title=f"the study {store.study.name}", docs_url=None, redoc_url=None, openapi_url=None)
+    site = _Site(store)
+    app.add_api_route("/", site.start, methods=["GET"])
+    app.add_api_route("/enter", site.enter, methods=["POST"])
+    app.add_api_route("/rate", site.show, methods=["GET"])
+    app.add_api_route("/rate", site.take, methods=["POST"])
+    app.add_api_route("/{name}", site.file, methods=["GET"])
+    app.add_exception_handler(HTTPException, site.failed)
+    secure(app, most_bytes=_MOST_BYTES, hosts=hosts)
+    return app
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of a form; a name that comes twice is no form of ours."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(415)
+    try:
+        pairs = parse_qsl((await request.body()).decode("ascii"), max_num_fields=_MOST_FIELDS, errors="strict")
+    except ValueError:
+        raise HTTPException(400) from None
+    if len(dict(pairs)) != len(pairs):
+        raise HTTPException(400)
+    return dict(pairs)
+
+
+def _sides(form: dict[str, str]) -> dict[int, int]:
+    """The side that was chosen at each place; what is no number is no place, and is found missing."""
+    found = {}
+    for name, value in form.items():
+        place = re.fullmatch(r"place-([0-9]{1,2})", name)
+        if place is not None and value in ("1", "2"):
+            found[int(place[1])] = int(value)
+    return found

@@ -1,0 +1,74 @@
+"""Progress bars with time left, on stderr; and where a command that was asked to stop does so, between two units."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from freenergy.cli.show.tables import OUT
+from freenergy.core.interrupt import check
+from freenergy.core.progress import Advance
+
+
+@final
+class Bars:
+    """Progress bars on stderr; in a pipe or a log only the words remain."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, emoji=False)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> "Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    @contextmanager
+    def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
+        """A bar for one piece of work."""
+        check()
+        task = self._bars.add_task(label, total=total, unit=unit, note="")
+
+        def advance(amount: float | int, note: str = "") -> None:
+            self._bars.update(task, advance=amount)
+            if note:
+                self._bars.update(task, note=note)
+            check()
+
+        try:
+            yield advance
+        finally:
+            self._bars.remove_task(task)
+
+    @contextmanager
+    def above(self) -> Iterator[Console]:
+        """Where results go while there are bars: stdout, or above the bars where both are on one screen.
+
+        The bars hold still meanwhile: drawn by their own thread between two lines, they wipe out one of them.
+        """
+        with self._bars.live._lock:
+            yield self._console if OUT.is_terminal and self._console.is_terminal else OUT
+
+    def say(self, message: str) -> None:
+        """One line above the bars."""
+        self._bars.console.print(escape(message))

@@ -1,0 +1,1 @@
+"""What everything else is made of: sequences, spaces, randomness, roles, files."""

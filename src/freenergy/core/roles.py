@@ -1,0 +1,185 @@
+"""The roles. Everything else in the package plays one of them.
+
+    P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c),        Z(c) = E_{x ~ P_LM(·|c)} exp(−E(c, x))
+
+``energy`` is low where text is likely. ``log_base`` is log P_LM. ``log_score`` = log_base − energy is not normalised;
+``log_prob`` is a promise: it sums to one over a ``SequenceSpace``. Roles are structural: any class with these methods
+plays the role, and ``freenergy.testing`` checks that it plays it well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """How a proposal q is made from P_LM at each step: temper, then keep the top k, then the nucleus; renormalise.
+
+    q(v) ∝ p(v)^(1/temperature) on the kept tokens. The default keeps everything: q = P_LM (ancestral sampling).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UserError(
+                f"temperature is {self.temperature}: set it above 0 (for the single likeliest token, top_k = 1)"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: set it to 1 or more, or leave it out to keep every token")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: set it above 0 and at most 1, or leave it out")
+
+    @property
+    def is_identity(self) -> bool:
+        """True when q = P_LM."""
+        return self.temperature == 1 and self.top_k is None and self.top_p in (None, 1.0)
+
+    def __call__(self, log_probs: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+        """log q from log P_LM, both normalised over the vocabulary; −inf at dropped tokens."""
+        if self.is_identity:
+            return log_probs
+        # from the top down, so that a temperature that rounds to 0 leaves the likeliest token and not 0/0
+        below = log_probs - log_probs.amax(-1, keepdim=True)
+        log_q = torch.where(below == 0, below, below / self.temperature)
+        if self.top_k is not None and self.top_k < log_q.shape[-1]:
+            # by index, not by value: exactly k tokens survive even when the k-th is tied
+            keep = log_q.topk(self.top_k, dim=-1).indices
+            log_q = torch.full_like(log_q, -torch.inf).scatter(-1, keep, log_q.gather(-1, keep))
+        if self.top_p is not None and self.top_p < 1:
+            ranked, order = normalised(log_q).sort(dim=-1, descending=True, stable=True)
+            mass_before = ranked.exp().cumsum(-1) - ranked.exp()
+            late = mass_before >= self.top_p  # the nucleus is full before these
+            log_q = log_q.masked_fill(late.scatter(-1, order, late), -torch.inf)
+        return normalised(log_q)
+
+
+ANCESTRAL = Truncation()
+
+
+def normalised(log_weights: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    """log w − log Σ w, where torch's log_softmax would be the obvious call.
+
+    On a CPU that one adds the vocabulary up in float32 one by one: a bias of 7e-6 a token at 49,152 tokens, 3e-4 in a
+    sequence of forty. logsumexp adds in pairs.
+    """
+    return log_weights - log_weights.logsumexp(-1, keepdim=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Continuations drawn from a proposal, with both log-probabilities of each.
+
+    ``log_base`` is log P_LM(x | c); ``log_proposal`` is the log-probability with which x was really drawn. They are
+    equal when nothing is truncated or tempered.
+    """
+
+    x: Continuations
+    log_base: Float[Tensor, "batch num"]
+    log_proposal: Float[Tensor, "batch num"]
+
+    @staticmethod
+    def cat(parts: "Sequence[Draws]", dim: int) -> "Draws":
+        """Join draws of other contexts (dim 0) or more candidates of the same contexts (dim 1)."""
+        x = Continuations.cat([part.x for part in parts], dim)
+        log_base = torch.cat([part.log_base for part in parts], dim)
+        return Draws(x, log_base, torch.cat([part.log_proposal for part in parts], dim))
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """P_LM(x | c): normalised, with exact scores and exact samples."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are; ids are 0 … vocab_size − 1."""
+        ...
+
+    @property
+    def eos(self) -> int:
+        """The token that ends a document. An empty context reads as the start of a document, after EOS."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest context + continuation that the model can read, or None where there is no limit."""
+        ...
+
+    def log_prob(self, x: Continuations) -> Float[Tensor, "batch num"]:
+        """log P_LM(x | c), float64: the sum over the tokens of x, EOS included where it is present."""
+        ...
+
+    def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "batch V"]:
+        """log P_LM(v | c) for every token v."""
+        ...
+
+    def sample(
+        self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
+    ) -> Draws:
+        """``num`` independent continuations of each context, in ``space``."""
+        ...
+
+
+@runtime_checkable
+class Energy(Protocol):
+    """E(c, x): one number a continuation, low where text is likely. An nn.Module's forward, or any callable."""
+
+    def __call__(self, x: Continuations) -> Float[Tensor, "batch num"]:
+        """The energy of each continuation."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """All that an objective sees of continuations: numbers, never networks."""
+
+    energy: Float[Tensor, "batch num"]
+    log_ratio: Float[Tensor, "batch num"] | None = None  # log P_LM − log noise; None where the noise is P_LM
+
+    @property
+    def logit(self) -> Float[Tensor, "batch num"]:
+        """log of model over noise, P_LM·exp(−E) / noise, in float64."""
+        residual = -self.energy.double()
+        return residual if self.log_ratio is None else residual + self.log_ratio.double()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A number to make small, and what a person wants to know beside it."""
+
+    value: Float[Tensor, ""]
+    metrics: dict[str, float]
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # what a task wants to know of all micro-batches
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What training makes small: one datum against negatives of the same context."""
+
+    def __call__(self, data: Scores, negatives: Scores) -> Loss:
+        """Data [B, 1] and negatives [B, K]."""
+        ...
+
+
+@runtime_checkable
+class NegativeSource(Protocol):
+    """Where contrast comes from."""
+
+    def draw(self, rows: Int[Tensor, " batch"], data: Continuations, num: int, rng: Rng) -> Draws:
+        """``num`` negatives for each window: ``rows`` number the windows, ``data`` [B, 1] are their true texts."""
+        ...

@@ -1,0 +1,205 @@
+"""From a name to files on this machine.
+
+    name → cache, if it is there → the first route whose content has the right checksum → cache
+
+A resource is in the cache whole or not at all: a folder is filled aside, every file's SHA-256 is compared with the
+table, and the folder is renamed; a lock keeps two processes from fetching at once. The cache is ``$FREENERGY_CACHE``,
+else ``$XDG_CACHE_HOME/freenergy``, else ``~/.cache/freenergy``. ``$FREENERGY_RESOURCES/NAME/`` is a folder that a
+person fills by hand for a machine without network; it is looked at before any other route.
+"""
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash, whole
+from freenergy.core.progress import Progress, Silent
+from freenergy.corpus.resources.routes import RouteError, follow, from_folder, snapshot
+from freenergy.corpus.resources.table import RESOURCES, File, Resource
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_ENDINGS = {".txt", ".raw", ".json", ".jsonl", ".parquet", ".gz", ".zst", ".gguf", ".safetensors", ".tsv", ".csv"}
+_WANTED = ("*.safetensors", "*.json", "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+_NEVER = ("*.bin", "*.py", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.msgpack", "*.h5", "*.onnx")
+
+_Attempt = Callable[[Path], None]
+
+
+class ResourceUnavailable(UserError):  # noqa: N818
+    """No route answered; the sentence names those tried and why each failed."""
+
+
+class ChecksumError(UserError):
+    """Content that is not what the table says it must be."""
+
+
+def cache_folder() -> Path:
+    """Where fetched resources are kept."""
+    if own := os.environ.get("FREENERGY_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(shared).expanduser() / "freenergy"
+
+
+def is_cached(name: str) -> bool:
+    """True when every file is in the cache at its right size."""
+    resource, folder = named(name), _place(name)
+    return all((folder / f.name).is_file() and (folder / f.name).stat().st_size == f.size for f in resource.files)
+
+
+def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) -> Path:
+    """The folder in the cache that holds a named resource, fetched if it is not there yet.
+
+    Sizes of a cached copy are always checked; ``verify`` checks its checksums as well.
+    """
+    resource, place = named(name), _place(name)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the cache {place.parent} cannot be made ({error.strerror}): set FREENERGY_CACHE to a folder that can be "
+            "written"
+        ) from error
+    with filelock.FileLock(place.parent / f".{name}.lock"):
+        if place.exists():
+            check(resource, place, remedy=f"delete the folder {place} and run it again", hashes=verify)
+        else:
+            _fill(resource, place, progress or Silent())
+    return place
+
+
+def locate(name: str, progress: Progress | None = None) -> Path:
+    """A path that exists, the files of a known name, or a snapshot of a Hugging Face repository ``org/name``.
+
+    Of a repository, weights as safetensors, JSON and tokenizer files are downloaded, and never pickles or code.
+    """
+    if not name:
+        raise UserError("the name of a text or model is empty: give a path, a known name or a Hugging Face id")
+    if (path := Path(name).expanduser()).exists():
+        return path
+    if name in RESOURCES:
+        return fetch(name, progress)
+    is_path = path.is_absolute() or name.startswith((".", "~")) or path.suffix.lower() in _FILE_ENDINGS
+    if not is_path and _HUB_ID.fullmatch(name):
+        return _from_hub(name, progress or Silent())
+    if is_path or "/" in name:
+        raise UserError(f"there is no file or folder {name}: check the path")
+    raise _unknown(name)
+
+
+def listing() -> list[dict[str, Any]]:
+    """Every known name, for people and for ``--json``."""
+    return [
+        {
+            "name": resource.name,
+            "kind": resource.kind,
+            "size": resource.size,
+            "licence": resource.licence,
+            "cached": is_cached(resource.name),
+            "routes": ["local folder", *(route.label for route in resource.routes)],
+            "description": resource.description,
+        }
+        for resource in RESOURCES.values()
+    ]
+
+
+def named(name: str) -> Resource:
+    """The table's entry for a name."""
+    if name not in RESOURCES:
+        raise _unknown(name)
+    return RESOURCES[name]
+
+
+def check(resource: Resource, folder: Path, *, remedy: str, hashes: bool = True) -> None:
+    """Compare the files of a folder with the table."""
+    for file in resource.files:
+        path = folder / file.name
+        if not path.is_file():
+            raise ChecksumError(f"{resource.name} is not whole, {path} is missing: {remedy}")
+        size = path.stat().st_size
+        if size != file.size and not hashes:
+            raise ChecksumError(f"the size of {path} differs: expected {file.size} bytes, got {size}; {remedy}")
+        if hashes:
+            _check_hash(file, path, f"{resource.name}/{file.name}", remedy)
+
+
+def _check_hash(file: File, path: Path, label: str, remedy: str) -> None:
+    got = file_hash(path)
+    if got != file.sha256:
+        raise ChecksumError(f"the checksum of {label} differs: expected {file.sha256}, got {got}; {remedy}")
+
+
+def _fill(resource: Resource, place: Path, progress: Progress) -> None:
+    """Try the routes in order; the first with the right content becomes the cached copy."""
+    for stale in place.parent.glob(f".{place.name}.*.part"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    failures: list[str] = []
+    differs: ChecksumError | None = None
+    for label, attempt in _attempts(resource, progress):
+        try:
+            with whole(place) as aside:
+                aside.mkdir()
+                attempt(aside)
+                check(resource, aside, remedy=f"it came by {label}, which holds another version or a damaged one")
+        except RouteError as error:
+            failures.append(f"{label}: {error}")
+        except ChecksumError as error:
+            progress.say(f"{error}; trying the next route")
+            failures.append(f"{label}: other content")
+            differs = error
+        else:
+            progress.say(f"{resource.name}: fetched by {label} into {place}")
+            return
+    if differs is not None:
+        raise differs
+    raise ResourceUnavailable(
+        f"{resource.name} cannot be fetched ({'; '.join(failures)}): connect to a network, or put its files "
+        f"({', '.join(file.name for file in resource.files)}) into $FREENERGY_RESOURCES/{resource.name}"
+    )
+
+
+def _attempts(resource: Resource, progress: Progress) -> list[tuple[str, _Attempt]]:
+    attempts: list[tuple[str, _Attempt]] = []
+    if local := os.environ.get("FREENERGY_RESOURCES"):
+        folder = Path(local).expanduser() / resource.name
+        attempts.append(("local folder", partial(from_folder, folder, resource)))
+    for route in resource.routes:
+        attempts.append((route.label, partial(follow, route, resource, progress=progress)))
+    return attempts
+
+
+def _from_hub(name: str, progress: Progress) -> Path:
+    try:
+        folder = snapshot(name, patterns=_WANTED, never=_NEVER)
+    except RouteError as error:
+        near = _near(name)
+        raise ResourceUnavailable(
+            f"there is no path {name}, and the Hugging Face hub did not give it ({error}): check the spelling{near}, "
+            "or download it elsewhere and give its folder"
+        ) from error
+    progress.say(f"{name}: Hugging Face hub, {folder}")
+    return folder
+
+
+def _unknown(name: str) -> UserError:
+    return UserError(
+        f"{name!r} is neither a path, nor a known name{_near(name)}, nor a Hugging Face id (org/name): "
+        f"known names are {', '.join(RESOURCES)}"
+    )
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), RESOURCES, cutoff=0.5)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _place(name: str) -> Path:
+    return cache_folder() / "resources" / name

@@ -1,6 +1,0 @@
-"""Images, pixel by pixel: reading them, rows for training, and bits per dimension."""
-
-from freenergy.images.settings import ImageSubject
-from freenergy.images.subject import Images, open_images
-
-__all__ = ["ImageSubject", "Images", "open_images"]

@@ -1,0 +1,176 @@
+"""What a language model computes on the way through a continuation, kept.
+
+    where x_t is predicted:   log p_t(x_t),   H(p_t) = −Σ_v p_t(v) log p_t(v),   log rank of x_t in p_t,   states
+
+The places are those of the last context token, x_1, …, x_{L−1}: they are computed anyway while x is sampled, so that
+an energy of a trace costs nothing. The states are means over the places, one vector for each chosen layer.
+
+Legend: K layers chosen, H width of the states.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.stepping import ancestral, sum_dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Numbers of every place, 0 behind a continuation's end, and mean states."""
+
+    states: Float[Tensor, "B N K H"]
+    log_p: Float[Tensor, "B N L"]
+    entropy: Float[Tensor, "B N L"]
+    log_rank: Float[Tensor, "B N L"]  # 0 is the likeliest token
+    mask: Bool[Tensor, "B N L"]
+
+    @classmethod
+    def of_nothing(cls, B: int, N: int, L: int, layers: int, width: int, device: torch.device) -> "Trace":
+        """The trace of continuations of no tokens."""
+        blank = torch.zeros(B, N, L, dtype=sum_dtype(device), device=device)
+        return cls(blank.new_zeros(B, N, layers, width), blank, blank, blank, blank.bool())
+
+    def of_layers(self, which: Sequence[int]) -> "Trace":
+        """The same with some of the layers, by their place among those that were chosen."""
+        return replace(self, states=self.states[:, :, list(which)])
+
+    @staticmethod
+    def cat(parts: "Sequence[Trace]", dim: int) -> "Trace":
+        """Join traces of other contexts (dim 0) or of more candidates (dim 1)."""
+        names = ("states", "log_p", "entropy", "log_rank", "mask")
+        return Trace(*(torch.cat([getattr(part, name) for part in parts], dim) for name in names))
+
+
+@runtime_checkable
+class TracingLM(Protocol):
+    """A language model that shows its insides."""
+
+    num_layers: int  # hidden states 0 (the embeddings) … num_layers (what the logits are made of)
+    width: int
+
+    def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
+        """The trace of given continuations."""
+        ...
+
+
+@runtime_checkable
+class TracingSampler(TracingLM, Protocol):
+    """A language model that shows its insides while it draws."""
+
+    def sample_traced(
+        self,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        truncation: Truncation = ANCESTRAL,
+        layers: Sequence[int] = (),
+    ) -> tuple[Draws, Trace]:
+        """Draws as ``sample`` makes them, and the trace that ``trace`` would read from them."""
+        ...
+
+
+@final
+class Recorder:
+    """Builds a trace from a few places at a time, since the predictions of all places at once would fill the memory."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._sum: Tensor | None = None
+        self.places = 0  # so far
+
+    def add(
+        self,
+        log_probs: Float[Tensor, "B N S V"],
+        states: Float[Tensor, "B N S K H"],
+        tokens: Int[Tensor, "B N S"],
+        mask: Bool[Tensor, "B N S"],
+    ) -> None:
+        """S more places: what was predicted there, the states that predicted it, and the tokens that came."""
+        wide = sum_dtype(log_probs.device)
+        log_p = log_probs.gather(-1, tokens.unsqueeze(-1))
+        rank = 1 + (log_probs > log_p).sum(-1)
+        entropy = -(log_probs.exp() * log_probs.clamp(min=-1e9)).sum(-1)  # finite, so that 0 · −inf is 0
+        numbers = (log_p.squeeze(-1), entropy, rank.log())
+        log_p, entropy, log_rank = (torch.where(mask, value.to(wide), 0) for value in numbers)
+        self._rows.append((log_p, entropy, log_rank, mask))
+        total = torch.where(mask[..., None, None], states.to(wide), 0).sum(2)
+        self._sum = total if self._sum is None else self._sum + total
+        self.places += mask.shape[-1]
+
+    def trace(self, length: int) -> Trace:
+        """All places so far, padded to ``length``."""
+        assert self._sum is not None, "a trace has at least one place"
+        columns = (torch.cat(rows, dim=-1) for rows in zip(*self._rows, strict=True))
+        log_p, entropy, log_rank, mask = (pad(column, (0, length - column.shape[-1])) for column in columns)
+        places = mask.sum(-1).clamp(min=1)[..., None, None]
+        return Trace(self._sum / places, log_p, entropy, log_rank, mask)
+
+
+@runtime_checkable
+class ShowingStepper(Protocol):
+    """A stepper whose last states can be seen: [B, 1, K, H] after ``first``, [B, N, K, H] after a step."""
+
+    states: Tensor
+
+    def first(self) -> Float[Tensor, "B V"]:
+        """As in ``Stepper``."""
+        ...
+
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """As in ``Stepper``."""
+        ...
+
+
+@final
+class TracedStepper:
+    """A stepper that records what it passes on; it draws what the stepper inside would."""
+
+    def __init__(self, inner: ShowingStepper, num: int, eos: int | None) -> None:
+        self._inner, self._num, self._eos = inner, num, eos
+        self._recorder = Recorder()
+
+    def first(self) -> Float[Tensor, "B V"]:
+        """log P of the first token."""
+        log_p = self._inner.first()
+        self._log_p = log_p.unsqueeze(1).expand(-1, self._num, -1)
+        self._is_running = torch.ones(self._log_p.shape[:2], dtype=torch.bool, device=log_p.device)
+        return log_p
+
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """Record the token and read it."""
+        self._record(tokens)
+        self._log_p = self._inner.step(tokens)
+        return self._log_p
+
+    def finish(self, x: Continuations) -> Trace:
+        """The trace, once the drawn continuations are known: the last token was never read."""
+        t = self._recorder.places
+        self._record(x.tokens[:, :, t])
+        return self._recorder.trace(x.tokens.shape[2])
+
+    def _record(self, tokens: Int[Tensor, "B N"]) -> None:
+        states = self._inner.states.expand(-1, self._num, -1, -1)
+        column = (self._log_p, states, tokens, self._is_running)
+        self._recorder.add(*(value.unsqueeze(2) for value in column))
+        if self._eos is not None:
+            self._is_running = self._is_running & (tokens != self._eos)
+
+
+def traced_ancestral(
+    stepper: ShowingStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+) -> tuple[Draws, Trace]:
+    """``ancestral``, and the trace of what it drew."""
+    traced = TracedStepper(stepper, num, space.eos)
+    draws = ancestral(traced, contexts, num, space, rng, truncation)
+    return draws, traced.finish(draws.x)

@@ -1,0 +1,225 @@
+"""The parts of a decoding step, compiled.
+
+    y[o, n] = Σ_i W[o, i] · x[i, n],      candidates n side by side in blocks of 64 (``products.h``, ``fused.cpp``)
+
+Activations are [B, C, features, 64]: every operation is one on whole vectors of candidates. Activations of the
+feed-forward part, attention and the draw read their numbers while they are near. The weights are the model's own. Room
+for what a step computes is kept until the next.
+
+The source is compiled once, at first use, by the machine's own C++ compiler and for its own processor, and kept in the
+cache under a name made of source, compiler, flags and processor. It is plain C on pointers, so no version of torch
+matters. Where there is no compiler, or it fails, ``kernels`` is None and plain torch does the same.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import gelu, pad
+
+from freenergy.core.files import fingerprint, whole
+from freenergy.corpus.resources.fetch import cache_folder
+from freenergy.lm.decoding.drawing import BLOCK, Drawn
+from freenergy.lm.decoding.families import Activation, Affine, Network, Norm
+from freenergy.lm.decoding.memory import Memory
+
+_SOURCE, _PRODUCTS = (Path(__file__).with_name(name) for name in ("fused.cpp", "products.h"))
+LANES = 64  # candidates in a block
+FEWEST = 32  # candidates of a context that this is worth while for: half a block is idle then
+_LOGITS = 2**24  # numbers of logits held at once: 64 MB
+Functions = dict[str, Callable[..., None]]
+# no -ffast-math: linked into a library it would change the rounding of the whole process
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-fPIC", "-shared")
+
+
+def kernels() -> "Fused | None":
+    """The compiled parts with room of their own, or None where they cannot be had."""
+    functions = _functions()
+    return None if functions is None else Fused(functions)
+
+
+@cache
+def _functions() -> Functions | None:
+    library = _library()
+    if library is None:
+        return None
+    functions = {name: getattr(library, name) for name in _SIGNATURES}
+    for name, types in _SIGNATURES.items():
+        functions[name].argtypes, functions[name].restype = [*types, ctypes.c_int], None
+    return functions
+
+
+def _library() -> ctypes.CDLL | None:
+    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return None
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+        name = fingerprint([_SOURCE.read_text(), _PRODUCTS.read_text(), version, list(_FLAGS), _processor()])
+        path = cache_folder() / "compiled" / f"fused-{name}.so"
+        return (_loaded(path) if path.is_file() else None) or _compiled(compiler, path)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    """A library of the cache, or None where it is damaged or made for another system."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def _compiled(compiler: str, path: Path) -> ctypes.CDLL:
+    with whole(path) as aside:
+        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
+    return ctypes.CDLL(str(path))
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache may be shared by different machines."""
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return f"{platform.machine()} {platform.processor()}"
+    lines = info.read_text().splitlines()
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )
+
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, list[Any]] = {
+    "fused_norm": [_POINTER] * 4 + [_INT] * 2 + [_FLOAT],
+    "fused_affine": [_POINTER, _INT, _INT] + [_POINTER] * 3 + [_INT] * 4,
+    "fused_attend": [_POINTER, _INT] + [_POINTER] * 3 + [_INT, _FLOAT] + [_POINTER] * 6 + [_INT] * 8,
+    "fused_draw": [_POINTER, _INT, _INT] + [_POINTER] * 3 + [_INT] * 3 + [_POINTER] * 6,
+}  # and the number of threads
+_PLAIN, _ADD, _GELU, _SWIGLU = range(4)  # what follows a product
+
+
+@final
+class Fused:
+    """As ``plain.Plain``, on activations [B, C, features, 64]."""
+
+    lanes: int | None = LANES
+
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
+        self._rooms: dict[str, Tensor] = {}
+
+    def enter(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B C E lanes"]:
+        """Side by side; lanes without a candidate are idle."""
+        B, N, E = x.shape
+        out = self._room("x", (B, -(-N // LANES), E, LANES))
+        for c, some in enumerate(x.split(LANES, dim=1)):
+            out[:, c, :, : some.shape[1]] = some.transpose(1, 2)
+            out[:, c, :, some.shape[1] :] = 0
+        return out
+
+    def rows(self, x: Float[Tensor, "B C E lanes"], shape: tuple[int, int]) -> Float[Tensor, "R E"]:
+        """The way back."""
+        return x.transpose(2, 3).flatten(1, 2)[:, : shape[1]].flatten(0, 1)
+
+    def norm(self, x: Float[Tensor, "B C E lanes"], how: Norm) -> Float[Tensor, "B C E lanes"]:
+        """LayerNorm or RMSNorm."""
+        out = self._room("norm", x.shape)
+        self._call("fused_norm", x, how.weight, how.bias, out, x.shape[0] * x.shape[1], x.shape[2], how.eps)
+        return out
+
+    def qkv(self, x: Float[Tensor, "B C E lanes"], product: Affine) -> Float[Tensor, "B C outputs lanes"]:
+        """Queries, keys and values."""
+        return self._affine(x, product, "qkv", product.weight.shape[1], _PLAIN)
+
+    def up(self, x: Float[Tensor, "B C E lanes"], product: Affine, how: Activation) -> Float[Tensor, "B C inner lanes"]:
+        """The inner features of the feed-forward part."""
+        outputs = product.weight.shape[1]
+        if how == "swiglu":
+            return self._affine(x, product, "up", outputs // 2, _SWIGLU)
+        out = self._affine(x, product, "up", outputs, _GELU if how == "gelu_tanh" else _PLAIN)
+        return out if how == "gelu_tanh" else gelu(out)
+
+    def add(self, x: Float[Tensor, "B C E lanes"], product: Affine, h: Float[Tensor, "B C inner lanes"]) -> None:
+        """x += W · h + b, in place."""
+        self._product(h, product, x, _ADD)
+
+    def attend(
+        self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "B C outputs lanes"]
+    ) -> Float[Tensor, "B C HD lanes"]:
+        """Every candidate's new token looks at its context, its own past and itself, which is added to the memory."""
+        keys, values, t = memory.keys[layer], memory.values[layer], memory.filled
+        B, C, K, L, D, _ = keys.shape
+        prefix_keys, prefix_values = memory.prefix_keys[layer], memory.prefix_values[layer]
+        cos, sin = (None, None) if memory.angles is None else (angle[t] for angle in memory.angles)
+        half = 0 if cos is None else cos.shape[-1]
+        out = self._room("seen", (B, C, network.heads * D, LANES))
+        self._call(
+            "fused_attend", qkv, qkv.shape[2], _places(network.by_head, network.heads, K, D), cos, sin, half,
+            network.scaling, prefix_keys, prefix_values, memory.lengths, keys, values, out,
+            B, C, K, network.heads // K, D, prefix_keys.shape[1], t + 1, L,
+        )  # fmt: skip
+        return out
+
+    def draw(
+        self, hidden: Float[Tensor, "B C E lanes"], head: Affine, u: Float[Tensor, "B N"], is_traced: bool
+    ) -> Drawn:
+        """A token for each candidate at u; logits exist for some blocks of candidates at a time."""
+        (B, C, E, _), V, N = hidden.shape, head.weight.shape[1], u.shape[1]
+        all_u = pad(u, (0, C * LANES - N)).view(B * C, LANES)
+        tokens = torch.empty(B * C, LANES, dtype=torch.long)
+        log_p, entropy, log_rank = torch.empty(3, B * C, LANES, dtype=torch.float64)
+        size = min(B * C, max(1, _LOGITS // (V * LANES)))
+        logits = self._room("logits", (size, V, LANES))
+        numbers = self._room("numbers", (3, size, -(-V // BLOCK), LANES))
+        for first in range(0, B * C, size):
+            some = slice(first, first + size)
+            x, at = hidden.flatten(0, 1)[some], all_u[some]
+            seen = (entropy[some], log_rank[some]) if is_traced else (None, None)
+            self._call(
+                "fused_draw", *_matrix(head), x, at, len(x), E, V, logits, numbers, tokens[some], log_p[some], *seen,
+            )  # fmt: skip
+        found = [part.view(B, C * LANES)[:, :N].flatten() for part in (tokens, log_p, entropy, log_rank)]
+        drawn = Drawn(found[0], found[1], found[1])
+        return drawn if not is_traced else drawn._replace(entropy=found[2], log_rank=found[3])
+
+    def _affine(self, x: Tensor, product: Affine, name: str, outputs: int, how: int) -> Tensor:
+        out = self._room(name, (*x.shape[:2], outputs, LANES))
+        self._product(x, product, out, how)
+        return out
+
+    def _product(self, x: Tensor, product: Affine, out: Tensor, how: int) -> None:
+        blocks = x.shape[0] * x.shape[1]
+        self._call("fused_affine", *_matrix(product), x, out, blocks, x.shape[2], out.shape[2], how)
+
+    def _room(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same memory at every step: what the system gives anew has to be cleared first, page by page."""
+        if name not in self._rooms or self._rooms[name].shape != shape:
+            self._rooms[name] = torch.empty(shape)
+        return self._rooms[name]
+
+    def _call(self, name: str, *arguments: Tensor | int | float | None) -> None:
+        """Tensors are passed by address: contiguous but for weights, float32 unless ``fused.cpp`` says otherwise."""
+        # not isinstance, which torch answers in Python
+        values = [a.data_ptr() if type(a) is Tensor else a for a in arguments]
+        self._functions[name](*values, torch.get_num_threads())
+
+
+def _matrix(product: Affine) -> tuple[Tensor, int, int, Tensor | None]:
+    """Weights, how far apart outputs and inputs are, and the bias."""
+    return product.weight, product.weight.stride(1), product.weight.stride(0), product.bias
+
+
+@cache
+def _places(by_head: bool, H: int, K: int, D: int) -> Tensor:
+    """Where the first q, k and v of a row are, and how far the next ones."""
+    if by_head:
+        return torch.tensor([0, 3 * D, D, 3 * D, 2 * D, 3 * D])
+    return torch.tensor([0, D, H * D, D, (H + K) * D, D])

@@ -1,0 +1,271 @@
+"""Any causal language model of Hugging Face, with exact log-probabilities and exact samples.
+
+    log P_LM(x | c) = Σ_t log softmax(logits(c, x_<t))[x_t]
+
+A context is read once; its N continuations share its keys and values. Three ways, the fastest that a comparison with a
+plain forward pass on loading allows: architectures that we know are sampled by steps of our own (``decoding``), others
+by the model's own steps with our attention (``shared_prefix``); models that do not fetch their attention from
+transformers' interface, or whose attention has parts that we do not know, are read plainly, whole strings at a time:
+slower, as exact.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.activations import Recorder, Trace, traced_ancestral
+from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
+from freenergy.lm.decoding import sampling
+from freenergy.lm.decoding.fused import Fused
+from freenergy.lm.decoding.load import Decoder
+from freenergy.lm.decoding.step import FastStepper
+from freenergy.lm.network_steps import (
+    TOLERANCE,
+    SharedStepper,
+    at,
+    later,
+    log_prob_whole,
+    log_softmax,
+    picked,
+    read,
+    row_numbers,
+    states_at,
+    telling_example,
+    trace_after,
+    trace_whole,
+)
+from freenergy.lm.shared_prefix import Prefix
+from freenergy.lm.stepping import (
+    Next,
+    PlainStepper,
+    ancestral,
+    check_fits,
+    in_chunks,
+    started,
+    sum_dtype,
+    sum_tokens,
+)
+
+FUSED = "FREENERGY_FUSED"  # the environment variable that asks for compiled steps
+_LOGITS = 2**25  # numbers of logits held at once: 128 MB in float32
+_PREFIXES = 2**28  # bytes for the keys and values of contexts
+_ROWS = 256  # continuations sampled at once by the model's own steps
+
+Stepping = FastStepper | SharedStepper | PlainStepper
+
+
+@final
+class HuggingFaceLM:
+    """P_LM from an ``AutoModelForCausalLM``.
+
+    The model is taken as it is: weights frozen, dropout off. Log-probabilities are computed in the model's precision,
+    at least float32, and summed in float64. ``fused`` samples with compiled steps where there is a compiler (None: as
+    the environment variable FREENERGY_FUSED says); numbers then differ in their last digits.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, eos: int, fused: bool | None = None) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.eos = eos
+        self.vocab_size: int = model.config.get_text_config().vocab_size
+        self.max_length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.num_layers: int = model.config.get_text_config().num_hidden_layers
+        self.width: int = model.config.get_text_config().hidden_size
+        self.shares_prefix = model._supports_attention_backend and self._shared_equals_plain()
+        is_fused = os.environ.get(FUSED, "0") not in ("", "0") if fused is None else fused
+        self._decoder = Decoder.of(model, compiled=is_fused) if self.shares_prefix else None
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, eos: int | None = None, device: str = "cpu", fused: bool | None = None
+    ) -> "HuggingFaceLM":
+        """Load a checkpoint folder (safetensors) or a GGUF file; never runs code from it."""
+        model, stored_eos = load_checkpoint(Path(path), device=device)
+        return cls(model, eos=stored_eos if eos is None else eos, fused=fused)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config and safetensors, whole or not at all."""
+        save_checkpoint(self.model, Path(folder), eos=self.eos)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def _fast(self) -> Decoder | None:
+        """The decoder, as long as the weights are of a kind that it knows: they may have been cast since."""
+        return self._decoder if self._decoder is not None and self._decoder.knows_weights else None
+
+    @property
+    def decodes_by(self) -> Literal["compiled steps", "own steps", "the model's steps", "whole strings"]:
+        """How continuations are sampled, from the fastest way to the slowest."""
+        if self._fast is not None:
+            return "compiled steps" if isinstance(self._fast.kernels, Fused) else "own steps"
+        return "the model's steps" if self.shares_prefix else "whole strings"
+
+    def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """log P_LM(x | c); differentiable where the model's weights ask for gradients."""
+        x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
+        B, N, L = x.tokens.shape
+        if not B or not N or not L:
+            return torch.zeros(B, N, dtype=sum_dtype(self.device), device=self.device)
+        check_fits(x.contexts, L, self.max_length)
+        score = self._log_prob_shared if self.shares_prefix else partial(log_prob_whole, self.model)
+        rows = max(1, _LOGITS // (self.vocab_size * L))
+        contexts = max(1, rows // N)
+        return torch.cat([score(x[b : b + contexts], rows) for b in range(0, B, contexts)])
+
+    def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
+        """log P_LM(v | c) for every token v."""
+        contexts = started(contexts, self.eos).trimmed().to(self.device)
+        check_fits(contexts, 0, self.max_length)
+        return self._next(contexts)[0]
+
+    def sample(
+        self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
+    ) -> Draws:
+        """``num`` independent continuations of each context."""
+        draw = ancestral if self._fast is None else sampling.sample
+        return self._sample(contexts, num, space, rng, truncation, (), draw)
+
+    def sample_traced(
+        self,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        truncation: Truncation = ANCESTRAL,
+        layers: Sequence[int] = (),
+    ) -> tuple[Draws, Trace]:
+        """The same draws, and the trace that ``trace`` would read from them, at next to no cost."""
+        traces: list[Trace] = []
+        traced = traced_ancestral if self._fast is None else sampling.sample_traced
+
+        def draw(*rest: Any) -> Draws:
+            draws, trace = traced(*rest)
+            traces.append(trace)
+            return draws
+
+        draws = self._sample(contexts, num, space, rng, truncation, tuple(layers), draw)
+        parts = -(-num // self._rows_at_once(space.length))  # of one context's candidates
+        chunks = [Trace.cat(traces[i : i + parts], dim=1) for i in range(0, len(traces), parts)]
+        return draws, Trace.cat(chunks, dim=0)
+
+    @torch.no_grad()
+    def stepper(self, contexts: Sequences, num: int, length: int) -> Stepping:
+        """At the start of ``num`` continuations of each context, of at most ``length`` tokens."""
+        readable = started(contexts.to(self.device), self.eos).trimmed()
+        check_fits(readable, length, self.max_length)
+        return self._stepping(readable, length, ())(num)
+
+    @torch.no_grad()
+    def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
+        """What the model computes on the way through given continuations; ``layers`` 0 (embeddings) … num_layers."""
+        B, N, padded = x.tokens.shape
+        x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
+        L = x.tokens.shape[2]
+        if not B or not N or not L:
+            return Trace.of_nothing(B, N, padded, len(layers), self.width, self.device)
+        check_fits(x.contexts, L, self.max_length)
+        width = L if self.shares_prefix else L + x.contexts.tokens.shape[1]
+        rows = max(1, _LOGITS // (4 * self.vocab_size * width))  # four arrays of this size stand side by side
+        contexts, chunks = max(1, rows // N), []
+        for b in range(0, B, contexts):
+            some = x[b : b + contexts]
+            trace = self._tracer(some.contexts, tuple(layers))
+            parts = [trace(some.candidates(slice(n, n + rows))).trace(padded) for n in range(0, N, rows)]
+            chunks.append(Trace.cat(parts, dim=1))
+        return Trace.cat(chunks, dim=0)
+
+    @torch.no_grad()
+    def _sample(
+        self,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        truncation: Truncation,
+        layers: tuple[int, ...],
+        draw: Callable[..., Draws],
+    ) -> Draws:
+        contexts = contexts.to(self.device)
+        readable = started(contexts, self.eos).trimmed()
+        check_fits(readable, space.length, self.max_length)
+
+        def begin(some: slice) -> Callable[[int], Stepping]:
+            return self._stepping(readable[some], space.length, layers)
+
+        contexts_at_once = self._contexts_at_once(readable)
+        if self._fast is not None:
+            contexts_at_once = min(contexts_at_once, self._fast.contexts_at_once(num, space.length))
+        sizes = {"rows": self._rows_at_once(space.length), "most_contexts": contexts_at_once}
+        return in_chunks(begin, contexts, num, space, rng, truncation, draw=draw, **sizes)
+
+    def _stepping(self, contexts: Sequences, length: int, layers: tuple[int, ...]) -> Callable[[int], Stepping]:
+        """Read contexts once, for steppers of any number of their candidates."""
+        if not self.shares_prefix:
+            return lambda count: PlainStepper(partial(self._next, layers=layers), contexts, count)
+        first = read(self.model, contexts, layers)
+        if self._fast is not None:
+            return self._fast.starting(first, length, layers)
+        return lambda count: SharedStepper(self.model, first, count, length, layers)
+
+    def _rows_at_once(self, length: int) -> int:
+        if self._fast is not None:
+            return self._fast.rows_at_once(length)
+        return max(1, min(_ROWS, _LOGITS // self.vocab_size))
+
+    def _contexts_at_once(self, contexts: Sequences) -> int:
+        """Few enough that their keys and values fit."""
+        each = 2 * self.num_layers * self.width * contexts.tokens.shape[1] * self.model.dtype.itemsize
+        return max(1, _PREFIXES // int(each))
+
+    def _next(self, contexts: Sequences, layers: tuple[int, ...] = ()) -> Next:
+        """log P of what comes next, and the states [B, K, H] that say so."""
+        last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
+        out = self.model(contexts.tokens, use_cache=False, logits_to_keep=last.unique(), **show)
+        return log_softmax(at(out.logits, last)), states_at(out, layers, contexts.tokens)[row_numbers(last), last]
+
+    def _log_prob_shared(self, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
+        log_first, prefix, _ = read(self.model, x.contexts)
+        parts = [x.candidates(slice(n, n + rows)) for n in range(0, x.shape[1], rows)]
+        return torch.cat([self._after(prefix, log_first, part) for part in parts], dim=1)
+
+    def _tracer(self, contexts: Sequences, layers: tuple[int, ...]) -> Callable[[Continuations], Recorder]:
+        """What traces continuations of these contexts, which are read once where that can be."""
+        if self.shares_prefix:
+            return partial(trace_after, self.model, read(self.model, contexts, layers), layers)
+        return partial(trace_whole, self.model, layers)
+
+    def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
+        """log P of continuations whose contexts have been read."""
+        B, N, L = x.tokens.shape
+        values = log_first.gather(1, x.tokens[:, :, 0]).unsqueeze(-1)
+        if L > 1:
+            logits = later(self.model, prefix, x).logits
+            rest = picked(logits, x.tokens[:, :, 1:].flatten(0, 1)).view(B, N, L - 1)
+            values = torch.cat([values, rest], dim=-1)
+        return sum_tokens(values, x.mask)
+
+    @torch.no_grad()
+    def _shared_equals_plain(self) -> bool:
+        """Does this architecture give the same numbers both ways?"""
+        x = telling_example(self.model)
+        if self.max_length is not None and self.max_length < x.joined().tokens.shape[1]:
+            return False
+        try:
+            shared, plain = self._log_prob_shared(x, rows=8), log_prob_whole(self.model, x, rows=8)
+        except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
+            return False
+        return torch.allclose(shared, plain, rtol=0, atol=TOLERANCE)

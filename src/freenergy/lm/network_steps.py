@@ -1,0 +1,157 @@
+"""A transformers model read: contexts once, what follows them, and the stepper that samples with it.
+
+    log P(v | c, x_<t) = log softmax(logits)[v],      states: hidden states of chosen layers, 0 the embeddings
+
+Legend: R rows, S tokens of each that were read, K layers chosen, H width of the states.
+"""
+
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from freenergy.core.roles import normalised
+from freenergy.core.sequences import Continuations, Sequences
+from freenergy.lm.activations import Recorder
+from freenergy.lm.shared_prefix import Prefix, attending_to, continuation_cache
+from freenergy.lm.stepping import exchanged, sum_tokens
+
+TOLERANCE = 5e-4  # nats by which two ways of reading may differ on the telling example
+
+
+class First(NamedTuple):
+    """Contexts that have been read."""
+
+    log_p: Float[Tensor, "B V"]  # of the first token that follows
+    prefix: Prefix
+    states: Float[Tensor, "B K H"]  # at the last token
+
+
+@final
+class SharedStepper:
+    """Reads one token of each row at a time; the prefix stays in one copy."""
+
+    def __init__(self, model: PreTrainedModel, first: First, num: int, length: int, layers: tuple[int, ...]) -> None:
+        self.model, self.log_first, self.prefix, self.layers = model, first.log_p, first.prefix, layers
+        self.states = first.states.unsqueeze(1)
+        self.cache = continuation_cache(len(first.prefix.keys), length)
+        self.place = first.prefix.lengths.repeat_interleave(num).unsqueeze(1)
+
+    def first(self) -> Float[Tensor, "B V"]:
+        """log P of the first token."""
+        return self.log_first
+
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """Read a token of each candidate."""
+        read, show = tokens.reshape(-1, 1), {"output_hidden_states": bool(self.layers)}
+        with attending_to(self.prefix, self.model):
+            out = self.model(read, position_ids=self.place, past_key_values=self.cache, use_cache=True, **show)
+        self.place = self.place + 1
+        self.states = states_at(out, self.layers, read)[:, -1].unflatten(0, tokens.shape)
+        return log_softmax(out.logits[:, -1]).view(*tokens.shape, -1)
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Exchange the keys and values of the continuations; prefix and places are the same for all of them."""
+        B, N = rows.shape
+        flat = (rows + N * torch.arange(B, device=rows.device).unsqueeze(1)).flatten()
+        self.cache.reorder_cache(flat)  # type: ignore[arg-type]
+        self.states = exchanged(self.states, rows)
+
+
+def read(model: PreTrainedModel, contexts: Sequences, layers: tuple[int, ...] = ()) -> First:
+    """Read contexts once: log P of what comes next, and what the continuations need to remember."""
+    last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
+    cache = DynamicCache()  # without the config: a sliding window is the attention's business, nothing is forgotten
+    out = model(contexts.tokens, past_key_values=cache, use_cache=True, logits_to_keep=last.unique(), **show)
+    log_first, prefix = log_softmax(at(out.logits, last)), Prefix.from_cache(cache, contexts.lengths)
+    return First(log_first, prefix, states_at(out, layers, contexts.tokens)[row_numbers(last), last])
+
+
+def later(model: PreTrainedModel, prefix: Prefix, x: Continuations, *, shows: bool = False) -> Any:
+    """The model's output at all but the last token of continuations whose contexts have been read."""
+    B, N, L = x.tokens.shape
+    place = prefix.lengths.view(B, 1, 1) + torch.arange(L - 1, device=x.tokens.device)
+    place, tokens = place.expand(B, N, L - 1).flatten(0, 1), x.tokens[:, :, :-1].flatten(0, 1)
+    with attending_to(prefix, model):
+        return model(tokens, position_ids=place, use_cache=False, output_hidden_states=shows)
+
+
+def log_prob_whole(model: PreTrainedModel, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
+    """log P of whole strings by a stock forward pass, ``rows`` continuations at once: what other ways must equal."""
+    (B, N), P, device = x.shape, x.contexts.tokens.shape[1], x.tokens.device
+    whole, starts = x.joined(), x.contexts.lengths.repeat_interleave(N)
+    rows = max(1, rows * x.tokens.shape[2] // whole.tokens.shape[1])
+    parts = []
+    for r in range(0, B * N, rows):
+        tokens = whole.tokens[r : r + rows]
+        values = picked(model(tokens, use_cache=False).logits[:, :-1], tokens[:, 1:])
+        place = torch.arange(1, P + x.tokens.shape[2], device=device)
+        is_continuation = (place >= starts[r : r + rows, None]) & (place < whole.lengths[r : r + rows, None])
+        parts.append(sum_tokens(values, is_continuation))
+    return torch.cat(parts).view(B, N)
+
+
+def telling_example(model: PreTrainedModel) -> Continuations:
+    """What shows on loading whether a way of reading is right: two short contexts of different length."""
+    # tokens from all over: the first ones are often special, and absurd strings of them drown in rounding
+    v = [(997 * i + 17) % model.config.get_text_config().vocab_size for i in range(11)]
+    x = Continuations.from_lists([v[:5], v[:2]], [[v[5:9], v[7:11]], [v[2:6], v[3:7]]])
+    return x.to(model.device)
+
+
+def trace_after(model: PreTrainedModel, first: First, layers: tuple[int, ...], x: Continuations) -> Recorder:
+    """The trace of continuations whose contexts have been read."""
+    (B, N, L), recorder = x.tokens.shape, Recorder()
+    log_p, states = (value.unsqueeze(1).unsqueeze(1) for value in (first.log_p, first.states))
+    recorder.add(log_p.expand(B, N, 1, -1), states.expand(B, N, 1, -1, -1), x.tokens[:, :, :1], x.mask[:, :, :1])
+    if L > 1:
+        out = later(model, first.prefix, x, shows=bool(layers))
+        found = (log_softmax(out.logits), states_at(out, layers, x.tokens[:, :, 1:].flatten(0, 1)))
+        log_p, states = (value.unflatten(0, (B, N)) for value in found)
+        recorder.add(log_p, states, x.tokens[:, :, 1:], x.mask[:, :, 1:])
+    return recorder
+
+
+def trace_whole(model: PreTrainedModel, layers: tuple[int, ...], x: Continuations) -> Recorder:
+    """The trace from a stock forward pass through whole strings."""
+    (B, N, L), whole, recorder = x.tokens.shape, x.joined(), Recorder()
+    out = model(whole.tokens, use_cache=False, output_hidden_states=bool(layers))
+    place = x.contexts.lengths.repeat_interleave(N).unsqueeze(1) - 1 + torch.arange(L, device=whole.tokens.device)
+    row = row_numbers(place).unsqueeze(1)
+    found = (log_softmax(out.logits[row, place]), states_at(out, layers, whole.tokens)[row, place])
+    log_p, states = (value.unflatten(0, (B, N)) for value in found)
+    recorder.add(log_p, states, x.tokens, x.mask)
+    return recorder
+
+
+def row_numbers(values: Tensor) -> Int[Tensor, " R"]:
+    """0 … R − 1, to index with."""
+    return torch.arange(len(values), device=values.device)
+
+
+def states_at(out: Any, layers: tuple[int, ...], tokens: Int[Tensor, "R S"]) -> Float[Tensor, "R S K H"]:
+    """Hidden states of the chosen layers at each token that was read."""
+    if not layers:
+        return torch.zeros(*tokens.shape, 0, 0, device=tokens.device)
+    return torch.stack([out.hidden_states[layer] for layer in layers], dim=-2)
+
+
+def log_softmax(logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+    """log P from logits, at least in float32."""
+    return normalised(logits if logits.dtype == torch.float64 else logits.float())
+
+
+def picked(logits: Float[Tensor, "R L V"], tokens: Int[Tensor, "R L"]) -> Float[Tensor, "R L"]:
+    """Log-probability of the given tokens, without a second array of R × L × V."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+
+
+def at(logits: Float[Tensor, "B kept V"], last: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+    """The logits at each row's own last place, out of those kept for any row."""
+    kept = last.unique()
+    # a model that knows no logits_to_keep returns every place
+    column = torch.searchsorted(kept, last) if logits.shape[1] == len(kept) else last
+    return logits[row_numbers(last), column]

@@ -1,0 +1,293 @@
+"""The n-gram language model: interpolated modified Kneser-Ney smoothing (Chen & Goodman 1998).
+
+    p_k(w | h) = (a(hw) − D_k(a(hw))) / a(h·) + γ(h) · p_{k−1}(w | h′),      p_0(w) = 1 / V
+    γ(h) = Σ_w D_k(a(hw)) / a(h·)       the mass that discounting takes, so that Σ_w p_k(w | h) = 1
+
+h holds k − 1 tokens, h′ is h without its first; a are the adjusted counts of ``ngram_counts``, a(h·) their sum over
+the tokens that follow h. Where h was never seen, p_k(w | h) = p_{k−1}(w | h′). D_k(1), D_k(2) and D_k(3 or more) come
+from t_i, the number of k-grams that have the count i:
+
+    D_k(i) = i − (i + 1) · Y · t_{i+1} / t_i,      Y = t_1 / (t_1 + 2 t_2)
+
+A context never reaches back beyond the last EOS. An empty one is the start of a document; a short one without EOS is
+the middle of a document of which nothing more is known.
+
+In memory an n-gram takes 20 bytes and a context of up to n − 1 tokens 16 more, all in float64.
+Legend: R strings of T tokens, V vocabulary, n order.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Int64, Integer
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, read_json, whole, write_json
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.lm.ngram_counts import Level, NgramCounts, count
+from freenergy.lm.stepping import in_chunks, started, sum_tokens
+
+_SILENT = Silent()
+_KIND = "ngram"
+_ARRAYS, _CONFIG = "ngram.safetensors", "config.json"
+_REMEDY = "fit the model again, or copy the whole folder from where it was made"
+_NONE = -1  # the token before a known string begins, and the node of a string that was never seen
+_FALLBACK = (0.5, 1.0, 1.5)
+_NUMBERS = 2**24  # log-probabilities held at once while sampling: 128 MB
+
+
+def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"]:
+    """D(0), D(1), D(2) and D(3 or more) from the adjusted counts of all n-grams of one length.
+
+    A tiny corpus may lack n-grams of count 1, 2, 3 or 4, or give a D(i) outside (0, i]; then half of i is taken. That
+    no D is zero gives every token a positive probability.
+    """
+    t = np.bincount(np.minimum(counts, 5), minlength=6)
+    if (t[1:5] > 0).all():
+        Y = t[1] / (t[1] + 2 * t[2])
+        D = [i - (i + 1) * Y * t[i + 1] / t[i] for i in (1, 2, 3)]
+        if all(0 < D[i - 1] <= i for i in (1, 2, 3)):
+            return np.array([0.0, *D])
+    return np.array([0.0, *_FALLBACK])
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """Order k as it is read: what contexts of k − 1 tokens say of the next token.
+
+    ``direct`` and ``rest`` end with the entry of the node −1, which was never seen.
+    """
+
+    keys: Int64[np.ndarray, " nodes"]  # context · V + token, ascending
+    direct: Float64[np.ndarray, " nodes+1"]  # (a(hw) − D) / a(h·), and 0
+    rest: Float64[np.ndarray, " contexts"]  # γ(h), or 1 where nothing followed h, and 1
+    first: Int64[np.ndarray, " contexts"]  # the children of context i are the nodes first[i] … first[i + 1] − 1
+
+    @classmethod
+    def smooth(cls, level: Level, num_contexts: int, vocab_size: int) -> "_Table":
+        """Discount one level of counts."""
+        context = level.keys // vocab_size
+        taken = discounts(level.counts)[np.minimum(level.counts, 3)]
+        total = np.bincount(context, level.counts, num_contexts)
+        rest = np.where(total > 0, np.bincount(context, taken, num_contexts) / np.maximum(total, 1), 1.0)
+        direct = (level.counts - taken) / total[context]
+        first = np.cumsum(np.bincount(context + 1, minlength=num_contexts + 1))
+        return cls(level.keys, np.append(direct, 0.0), np.append(rest, 1.0), first)
+
+    def find(self, keys: Int64[np.ndarray, "*places"]) -> Int64[np.ndarray, "*places"]:
+        """The node of each key, or −1."""
+        if len(self.keys) == 0:  # no document is as long as this order
+            return np.full_like(keys, _NONE)
+        node = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[node] == keys, node, _NONE)
+
+    def children(self, contexts: Int64[np.ndarray, " R"]) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
+        """All nodes below the known contexts, each with the row of its context."""
+        begin, end = self.first[contexts], self.first[contexts + 1]
+        size = np.where(contexts == _NONE, 0, end - begin)
+        rows = np.repeat(np.arange(len(contexts)), size)
+        inside = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
+        return rows, begin[rows] + inside
+
+
+class _Order(NamedTuple):
+    """Strings as order k sees them."""
+
+    table: _Table
+    context: Int64[np.ndarray, "R places"]  # node of the k − 1 tokens before each place, and before the next token
+    node: Int64[np.ndarray, "R T"]  # node of the k tokens that end at each place
+
+
+@final
+class NgramLM:
+    """P_LM(x | c) from counts of n-grams.
+
+    >>> lm = NgramLM.fit(np.array([1, 2, 0, 1, 1, 2, 0]), vocab_size=3, eos=0, order=2)
+    >>> lm.next_log_probs(Sequences.from_lists([[], [1]])).argmax(-1).tolist()
+    [1, 2]
+    """
+
+    def __init__(self, counts: NgramCounts, *, tokenizer: str | None = None) -> None:
+        self.counts = counts
+        self.tokenizer = tokenizer
+        self.vocab_size = counts.vocab_size
+        self.eos = counts.eos
+        self.order = counts.order
+        self.max_length = None
+        num_contexts = [1, *map(len, counts.levels[:-1])]
+        self._tables = [
+            _Table.smooth(level, num, self.vocab_size) for level, num in zip(counts.levels, num_contexts, strict=True)
+        ]
+        unigram = self._tables[0]
+        self._p1 = np.full(self.vocab_size, unigram.rest[0] / self.vocab_size)
+        self._p1[unigram.keys] += unigram.direct[:-1]
+
+    @classmethod
+    def fit(
+        cls,
+        stream: Integer[np.ndarray, " tokens"],
+        *,
+        vocab_size: int,
+        eos: int,
+        order: int = 5,
+        tokenizer: str | None = None,
+        progress: Progress = _SILENT,
+    ) -> "NgramLM":
+        """Count a stream of documents, each followed by EOS; ``tokenizer`` is the fingerprint of what made the ids."""
+        counts = count(stream, vocab_size=vocab_size, eos=eos, order=order, progress=progress)
+        return cls(counts, tokenizer=tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The name of this model, by its content."""
+        return _fingerprint(self.counts, self.tokenizer)
+
+    def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """log P_LM(x | c)."""
+        B, N, L = x.tokens.shape
+        tail = self._tail(x.contexts)
+        tokens = self._known(x.tokens, x.mask).reshape(B * N, L)
+        strings = np.concatenate([np.repeat(tail, N, axis=0), tokens], axis=1)
+        p = np.full(strings.shape, 1 / self.vocab_size)
+        for table, context, node in self._walk(strings):
+            p *= table.rest[context[:, :-1]]
+            p += table.direct[node]
+        log_p = torch.from_numpy(np.log(p[:, tail.shape[1] :]).reshape(B, N, L)).to(x.tokens.device)
+        return sum_tokens(log_p, x.mask)
+
+    def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
+        """log P_LM(v | c) for every token v."""
+        return torch.from_numpy(self._next(self._tail(contexts))).to(contexts.tokens.device)
+
+    def sample(
+        self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
+    ) -> Draws:
+        """``num`` independent continuations of each context."""
+
+        def read(some: slice) -> Callable[[int], _NgramStepper]:
+            stepper = partial(_NgramStepper, self, self._tail(contexts[some]), contexts.tokens.device)
+            return lambda count: stepper()
+
+        return in_chunks(read, contexts, num, space, rng, truncation, rows=max(1, _NUMBERS // self.vocab_size))
+
+    def stepper(self, contexts: Sequences, num: int, length: int) -> "_NgramStepper":
+        """At the start of ``num`` continuations of each context."""
+        return _NgramStepper(self, self._tail(contexts), contexts.tokens.device)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the counts and then the configuration that names them, so that one never passes for another's."""
+        with whole(folder / _ARRAYS) as aside:
+            save_file(self.counts.arrays(), aside)
+        sizes = {"vocab_size": self.vocab_size, "eos": self.eos, "order": self.order}
+        names = {"kind": _KIND, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
+        write_json(folder / _CONFIG, sizes | names)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path) -> "NgramLM":
+        """Read what ``save`` wrote."""
+        config, path = _read_config(folder / _CONFIG), folder / _ARRAYS
+        try:
+            sizes = {name: int(config[name]) for name in ("vocab_size", "eos", "order")}
+            counts = NgramCounts.from_arrays(load_file(path), **sizes)
+        except FileNotFoundError:
+            raise UserError(f"there is no file {path}: {_REMEDY}") from None
+        except SafetensorError as error:
+            raise UserError(f"{path} is cut short or damaged ({error}): {_REMEDY}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} and {_CONFIG} beside it hold no n-gram model ({error!r}): {_REMEDY}") from None
+        tokenizer = config.get("tokenizer")
+        if _fingerprint(counts, tokenizer) != config.get("fingerprint"):
+            raise UserError(f"{path} is not what {_CONFIG} beside it describes: {_REMEDY}")
+        return cls(counts, tokenizer=tokenizer)
+
+    def _tail(self, contexts: Sequences) -> Int64[np.ndarray, "B tail"]:
+        """The last n − 1 tokens of each context, with nothing before a short one."""
+        contexts = started(contexts, self.eos)
+        tokens = self._known(contexts.tokens, contexts.mask)
+        place = contexts.lengths.cpu().numpy()[:, None] + np.arange(1 - self.order, 0)
+        return np.where(place < 0, _NONE, np.take_along_axis(tokens, np.maximum(place, 0), axis=1))
+
+    def _known(self, tokens: Int[Tensor, "*rows T"], mask: Bool[Tensor, "*rows T"]) -> Int64[np.ndarray, "*rows T"]:
+        """The ids as an array, once it is clear that the vocabulary has them; −1 at padding."""
+        strange = mask & ((tokens < 0) | (tokens >= self.vocab_size))
+        if strange.any():
+            raise UserError(
+                f"token id {int(tokens[strange][0])} is not in the vocabulary of {self.vocab_size}: "
+                "encode the text with the tokenizer that the n-gram model was fitted with"
+            )
+        return torch.where(mask, tokens.long(), _NONE).cpu().numpy()
+
+    def _walk(self, strings: Int64[np.ndarray, "R T"]) -> Iterator[_Order]:
+        """Look every place of every string up, order by order: a k-gram is a child of the one that ended before it."""
+        R, T = strings.shape
+        context = np.zeros((R, T + 1), dtype=np.int64)
+        for table in self._tables:
+            missing = (context[:, :-1] == _NONE) | (strings == _NONE)
+            node = table.find(np.where(missing, _NONE, context[:, :-1] * self.vocab_size + strings))
+            yield _Order(table, context, node)
+            # a longer n-gram that ends with EOS has no children, so no context reaches back beyond EOS
+            context = np.concatenate([np.full((R, 1), _NONE), node], axis=1)
+
+    def _next(self, tail: Int64[np.ndarray, "R tail"]) -> Float64[np.ndarray, "R V"]:
+        """log P of every next token: p_1 times all γ, plus what the longer contexts say of the tokens they saw."""
+        passed = np.ones(len(tail))  # the product of γ over the orders above
+        parts = []
+        for table, context, _ in reversed(list(self._walk(tail))[1:]):
+            rows, nodes = table.children(context[:, -1])
+            cells = rows * self.vocab_size + table.keys[nodes] % self.vocab_size
+            parts.append((cells, passed[rows] * table.direct[nodes]))
+            passed = passed * table.rest[context[:, -1]]
+        p: Float64[np.ndarray, " R*V"] = (passed[:, None] * self._p1).ravel()
+        for cells, mass in reversed(parts):
+            p[cells] += mass  # the cells of one order are distinct
+        np.log(p, out=p)
+        return p.reshape(len(tail), self.vocab_size)
+
+
+@final
+class _NgramStepper:
+    """Keeps the last n − 1 tokens of each candidate."""
+
+    def __init__(self, lm: NgramLM, tail: Int64[np.ndarray, "B tail"], device: torch.device) -> None:
+        self._lm = lm
+        self._tail = tail[:, None]  # [B, 1, n − 1], and [B, N, n − 1] after the first step
+        self._device = device
+
+    def first(self) -> Float[Tensor, "B V"]:
+        return torch.from_numpy(self._lm._next(self._tail[:, 0])).to(self._device)
+
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        B, N = tokens.shape
+        new = tokens.cpu().numpy()[:, :, None]
+        read = np.concatenate([np.broadcast_to(self._tail, (B, N, self._tail.shape[2])), new], axis=2)
+        self._tail = read[:, :, 1:]
+        log_p = self._lm._next(self._tail.reshape(B * N, -1))
+        return torch.from_numpy(log_p.reshape(B, N, -1)).to(self._device)
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        if self._tail.shape[1] > 1:
+            self._tail = np.take_along_axis(self._tail, rows.cpu().numpy()[:, :, None], axis=1)
+
+
+def _fingerprint(counts: NgramCounts, tokenizer: str | None) -> str:
+    return fingerprint({"kind": _KIND, "counts": counts.fingerprint, "tokenizer": tokenizer})
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = read_json(path)
+    kind = config.get("kind")
+    if kind != _KIND:
+        raise UserError(f"{path} describes a model of kind {kind!r}: give the folder of an n-gram model")
+    return config

@@ -1,0 +1,180 @@
+"""Counts of n-grams of token ids: what an n-gram language model remembers of a corpus.
+
+    a(w_1 … w_k) = c(w_1 … w_k)                         for k = n, and for n-grams that begin a document
+    a(w_1 … w_k) = |{v : c(v w_1 … w_k) > 0}|           for k < n: how many tokens it was seen to follow
+
+c is how often a string occurs, a the adjusted count of Kneser and Ney. EOS before a document is its start symbol and
+EOS after it is its end symbol, so EOS stands only at the first or last place of a counted n-gram: nothing is counted
+across two documents. The start symbol is a context and never a prediction, hence the count of EOS alone is the count
+of document ends.
+
+The n-grams of k tokens are the nodes of level k of a trie, and level 0 is the empty string. The key of a node is its
+parent's number · V + its last token; numbers follow the order of keys, so the children of a node lie side by side.
+A node takes 12 bytes. A stream is counted block by block, so that only the number of different n-grams takes memory.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from jaxtyping import Int, Int32, Int64, Integer
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint
+from freenergy.core.progress import Progress, Silent
+
+_SILENT = Silent()
+_BLOCK = 1 << 18  # tokens counted at once, or as many as there are n-grams by then: some 150 bytes each while it runs
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """All n-grams of one length: their keys, ascending, and their adjusted counts."""
+
+    keys: Int64[np.ndarray, " nodes"]
+    counts: Int32[np.ndarray, " nodes"]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class NgramCounts:
+    """Adjusted counts of all n-grams of 1 … n tokens of a corpus; ``levels[k − 1]`` holds those of k tokens."""
+
+    vocab_size: int
+    eos: int
+    levels: tuple[Level, ...]
+
+    @property
+    def order(self) -> int:
+        """n, the length of the longest n-grams."""
+        return len(self.levels)
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of these counts, by their content."""
+        hashes = {name: hashlib.sha256(array.data).hexdigest() for name, array in self.arrays().items()}
+        return fingerprint({"vocab_size": self.vocab_size, "eos": self.eos, "arrays": hashes})
+
+    def arrays(self) -> dict[str, Int[np.ndarray, " nodes"]]:
+        """The counts as named arrays, to be stored."""
+        numbered = list(enumerate(self.levels, 1))
+        return {f"keys.{k}": level.keys for k, level in numbered} | {
+            f"counts.{k}": level.counts for k, level in numbered
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], *, vocab_size: int, eos: int, order: int) -> "NgramCounts":
+        """The inverse of ``arrays``; KeyError where one is missing, ValueError where they do not fit."""
+        levels = tuple(
+            Level(*columns(arrays[f"keys.{k}"], arrays[f"counts.{k}"], f"order {k}")) for k in range(1, order + 1)
+        )
+        return cls(vocab_size=vocab_size, eos=eos, levels=levels)
+
+
+def columns(keys: Any, counts: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The same, once it is clear that they are a whole number for each key."""
+    if keys.ndim != 1 or keys.shape != counts.shape or keys.dtype.kind != "i" or counts.dtype.kind != "i":
+        raise ValueError(f"{what} has keys {keys.dtype} {keys.shape} and counts {counts.dtype} {counts.shape}")
+    return keys, counts
+
+
+def count(
+    stream: Integer[np.ndarray, " tokens"], *, vocab_size: int, eos: int, order: int, progress: Progress = _SILENT
+) -> NgramCounts:
+    """Count the n-grams of a stream of documents, each followed by EOS.
+
+    Level k comes from level k − 1: the k-gram that ends at place t is a child of the (k − 1)-gram that ends at t − 1.
+
+    >>> levels = count(np.array([1, 2, 0, 2, 0]), vocab_size=3, eos=0, order=2).levels
+    >>> levels[0].counts.tolist(), levels[1].counts.tolist()  # 0 and 1 follow one token each, 2 follows EOS and 1
+    ([1, 1, 2], [1, 1, 1, 2])
+    """
+    _check(stream, vocab_size, eos, order)
+    levels: list[Level] = []
+    with progress.track("counting n-grams", total=float(order), unit="orders") as advance:
+        for k in range(1, order + 1):
+            found = _level(stream, [level.keys for level in levels], vocab_size, eos)
+            if k > 1:
+                levels[-1] = _adjusted(levels[-1], found.suffix)
+            levels.append(Level(found.keys, found.raw.astype(np.int32)))
+            advance(1.0)
+    return NgramCounts(vocab_size=vocab_size, eos=eos, levels=tuple(levels))
+
+
+class _Found(NamedTuple):
+    """Different n-grams of some places: keys, ascending, how often they occur, nodes of all but their first token."""
+
+    keys: Int64[np.ndarray, " nodes"]
+    raw: Int64[np.ndarray, " nodes"]
+    suffix: Int64[np.ndarray, " nodes"]
+
+
+def _level(stream: Integer[np.ndarray, " tokens"], shorter: list[Int64[np.ndarray, " _"]], V: int, eos: int) -> _Found:
+    """The n-grams that are one token longer than the longest known ones."""
+    k, start, none = len(shorter) + 1, 0, np.zeros(0, dtype=np.int64)
+    found = _Found(none, none, none)
+    while start < len(stream):
+        end = start + max(_BLOCK, len(found.keys))
+        first = max(0, start - k)  # as far back as n-grams that end in the block can begin, and the token before
+        tokens = stream[first:end].astype(np.int64)
+        after_eos = np.concatenate([[first == 0], tokens[:-1] == eos])
+        context, ending = _nodes(shorter, tokens, after_eos, V, eos)
+        places = start - first + np.flatnonzero(context[start - first :] >= 0)
+        keys, at, raw = np.unique(context[places] * V + tokens[places], return_index=True, return_counts=True)
+        found = _merged(found, _Found(keys, raw, ending[places][at]))
+        start = end
+    return found
+
+
+def _nodes(
+    levels: list[Int64[np.ndarray, " _"]], tokens: Int64[np.ndarray, " T"], after_eos: np.ndarray, V: int, eos: int
+) -> tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " T"]]:
+    """Nodes of the longest known n-grams: of the one before each place, −1 for none, and of the one that ends there."""
+    context = np.zeros(len(tokens), dtype=np.int64)
+    ending = context
+    for k, keys in enumerate(levels, 1):
+        node = np.searchsorted(keys, context * V + tokens)
+        ending = np.where((context >= 0) & (node < len(keys)), node, -1)  # behind the block's beginning all are known
+        context = np.concatenate([[-1], ending[:-1]])
+        # right after EOS the start symbol is all that a context can see
+        context[after_eos] = np.searchsorted(keys, eos) if k == 1 else -1
+    return context, ending
+
+
+def _merged(a: _Found, b: _Found) -> _Found:
+    if not len(a.keys):
+        return b
+    joined = [np.concatenate(pair) for pair in zip(a, b, strict=True)]
+    keys, at, inverse = np.unique(joined[0], return_index=True, return_inverse=True)
+    raw = np.bincount(inverse, weights=joined[1]).astype(np.int64)  # exact below 2^53
+    return _Found(keys, raw, joined[2][at])
+
+
+def _adjusted(level: Level, suffix: Int64[np.ndarray, " longer"]) -> Level:
+    """Replace raw counts by the number of tokens that precede; n-grams that begin a document have none and stay."""
+    preceding = np.bincount(suffix, minlength=len(level)).astype(np.int32)
+    return Level(level.keys, np.where(preceding > 0, preceding, level.counts))
+
+
+def _check(stream: Integer[np.ndarray, " tokens"], vocab_size: int, eos: int, order: int) -> None:
+    if order < 1:
+        raise UserError(f"an n-gram model of order {order} does not exist: set order to 1 or more")
+    if not 0 <= eos < vocab_size:
+        raise UserError(f"EOS is token {eos} but the vocabulary has ids 0 to {vocab_size - 1}: give the right EOS id")
+    if len(stream) == 0:
+        raise UserError("there are no tokens to count: give a corpus with at least one document")
+    if int(stream.min()) < 0 or int(stream.max()) >= vocab_size:
+        raise UserError(
+            f"the corpus has token ids {stream.min()} to {stream.max()} but the vocabulary has {vocab_size}: "
+            "encode the corpus with the tokenizer of this vocabulary"
+        )
+    if int(stream[-1]) != eos:
+        raise UserError(
+            f"the corpus ends with token {stream[-1]} and not with EOS ({eos}): put EOS after each document"
+        )

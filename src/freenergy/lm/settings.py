@@ -1,0 +1,52 @@
+"""Where a run's language model comes from when no network is trained: counted, found, or behind a server."""
+
+from dataclasses import dataclass
+from typing import Literal, final
+from urllib.parse import urlsplit
+
+from freenergy.core.errors import UserError
+
+_LONGEST_NGRAM = 32
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramBase:
+    """An n-gram model with modified Kneser-Ney smoothing, counted on the corpus."""
+
+    kind: Literal["ngram"] = "ngram"
+    order: int = 5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= _LONGEST_NGRAM:
+            raise UserError(f"order is {self.order}: set it to at least 1 and at most {_LONGEST_NGRAM}")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedBase:
+    """A checkpoint as it is: a named resource, a Hugging Face id, a folder or a GGUF file."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    path: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteBase:
+    """A model behind an OpenAI-style endpoint; the key is read from the environment variable FREENERGY_API_KEY."""
+
+    kind: Literal["remote"] = "remote"
+    url: str
+    model: str = ""
+    max_length: int | None = None
+    most_log_probs: int = 20
+    stops: tuple[int, ...] = ()
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.netloc:
+            raise UserError(f"url is {self.url!r}: give the server's address, such as http://127.0.0.1:8000/v1")
+        if "@" in address.netloc:  # it would be stored in the run and shown
+            raise UserError("url holds a name or password: leave it out, and put the key into FREENERGY_API_KEY")

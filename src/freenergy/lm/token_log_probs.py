@@ -1,0 +1,65 @@
+"""What a language model thinks of each token of a given text.
+
+    log P_LM(x_t | c, x_<t) at every place t, and the k likeliest tokens there
+
+The text is fed to the model's stepper token by token, so any language model will do, and no more than the predictions
+of one place are in memory at once.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import Continuations
+from freenergy.lm.stepping import begin
+
+_NUMBERS = 2**23  # log-probabilities held at once: 64 MB in float64
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Numbers of every place of B × N continuations, float64 on the CPU; 0 where there is no token."""
+
+    log_prob: Float[Tensor, "batch num length"]
+    top: Int[Tensor, "batch num length k"]  # the likeliest first
+    log_top: Float[Tensor, "batch num length k"]
+
+
+@torch.no_grad()
+def forced(lm: LanguageModel, x: Continuations, k: int = 0) -> Forced:
+    """log P of each token of the continuations, and the ``k`` likeliest tokens at each place."""
+    if not 0 <= k <= lm.vocab_size:
+        raise UserError(f"the {k} likeliest tokens were asked for: ask for 0 to {lm.vocab_size}")
+    x = x.trimmed()
+    B, N, L = x.tokens.shape
+    rows = max(1, _NUMBERS // lm.vocab_size)
+    contexts, found = max(1, rows // max(1, N)), []
+    for b in range(0, B if N and L else 0, contexts):
+        some = x[b : b + contexts]
+        parts = [_read(lm, some.candidates(slice(n, n + rows)), k) for n in range(0, N, rows)]
+        found.append(tuple(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
+    if not found:
+        return Forced(torch.zeros(B, N, L).double(), torch.zeros(B, N, L, k).long(), torch.zeros(B, N, L, k).double())
+    return Forced(*(torch.cat(columns) for columns in zip(*found, strict=True)))
+
+
+def _read(lm: LanguageModel, x: Continuations, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """All places of some continuations, one after the other."""
+    B, N, L = x.tokens.shape
+    stepper, columns = begin(lm, x.contexts.trimmed(), N, L), []
+    log_p = stepper.first().unsqueeze(1).expand(B, N, -1)
+    for t in range(L):
+        if t:
+            log_p = stepper.step(x.tokens[:, :, t - 1].to(log_p.device))
+        own = log_p.gather(-1, x.tokens[:, :, t : t + 1].to(log_p.device)).squeeze(-1)
+        log_top, top = log_p.topk(k, dim=-1)
+        columns.append((own.double().cpu(), top.cpu(), log_top.double().cpu()))
+    log_prob, tops, log_tops = (torch.stack(places, dim=2) for places in zip(*columns, strict=True))
+    mask = x.mask.cpu()
+    return log_prob.where(mask, 0), tops * mask.unsqueeze(-1), log_tops.where(mask.unsqueeze(-1), 0)

@@ -1,0 +1,125 @@
+"""Draws with their energies: what the base computes while it draws is not computed again.
+
+    E(x) = Σ_i s_i · E_i(trace of x) + Σ_j s_j · E_j(x)
+
+A probe reads a trace (``base.traces``), which the base can keep while it draws; so where the energy is a probe of that
+base, or a product with such parts, they cost next to nothing. The other parts read the text, equal strings of a
+context once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.energies.call import energies_in_parts, energies_of
+from freenergy.energies.probe import Probe
+from freenergy.energies.product import Product
+from freenergy.lm.activations import TracingSampler
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """An energy taken apart into probes of the base that draws, and the rest, each with its scale."""
+
+    probes: tuple[tuple[float, Probe], ...]
+    others: tuple[tuple[float, Energy], ...]
+
+    @classmethod
+    def of(cls, energy: Energy, base: LanguageModel) -> "Split":
+        """Probes of another base than the one that draws belong to the rest."""
+        probes, others = list[tuple[float, Probe]](), list[tuple[float, Energy]]()
+        for scale, part in _parts(energy, 1.0):
+            if isinstance(part, Probe) and id(part.base) == id(base) and isinstance(base, TracingSampler):
+                probes.append((scale, part))
+            else:
+                others.append((scale, part))
+        if not probes:  # nothing to gain: the energy stays in one piece
+            others = [(1.0, energy)]
+        return cls(tuple(probes), tuple(others))
+
+    @torch.no_grad()
+    def draw(
+        self,
+        base: LanguageModel,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        truncation: Truncation = ANCESTRAL,
+    ) -> tuple[Draws, Float[Tensor, "B N"]]:
+        """Draws of ``base.sample``, and what the probes say of them, float64 on the CPU."""
+        if not self.probes or not isinstance(base, TracingSampler):
+            draws = base.sample(contexts, num, space, rng, truncation)
+            return draws, torch.zeros(draws.x.shape, dtype=torch.float64)
+        layers = sorted({layer for _, probe in self.probes for layer in probe.layers})
+        draws, trace = base.sample_traced(contexts, num, space, rng, truncation, layers)
+        energy = torch.zeros(draws.x.shape, dtype=torch.float64)
+        for scale, probe in self.probes:
+            E = probe.energy_of_trace(trace.of_layers([layers.index(layer) for layer in probe.layers]))
+            if not E.isfinite().all():
+                energies_of(probe, draws.x)  # says what is wrong, and where
+            energy += scale * E.double().cpu()
+        return draws, energy
+
+    def rest(self, x: Continuations, *, rows: int = 256, may_forbid: bool = False) -> Float[Tensor, "B N"]:
+        """What the other parts say, at most ``rows`` at once, float64 on the CPU; ``may_forbid`` lets +inf pass."""
+        energy = torch.zeros(x.shape, dtype=torch.float64)
+        for scale, part in self.others:
+            energy += scale * energies_of_distinct(part, x, rows=rows, may_forbid=may_forbid)
+        return energy
+
+
+def draw_with_energy(
+    base: LanguageModel,
+    energy: Energy,
+    contexts: Sequences,
+    num: int,
+    space: SequenceSpace,
+    rng: Rng,
+    truncation: Truncation = ANCESTRAL,
+) -> tuple[Draws, Float[Tensor, "B N"]]:
+    """``num`` draws of each context and E of each, float64 on the CPU."""
+    split = Split.of(energy, base)
+    draws, known = split.draw(base, contexts, num, space, rng, truncation)
+    return draws, known + split.rest(draws.x)
+
+
+def energies_of_distinct(
+    energy: Energy, x: Continuations, *, rows: int = 256, may_forbid: bool = False
+) -> Float[Tensor, "B N"]:
+    """E(x), where the energy reads equal strings of a context once."""
+    E = torch.zeros(x.shape, dtype=torch.float64)
+    for b, which in enumerate(equal_strings(x)):
+        places = first_of_each(which).nonzero().flatten()
+        read = energies_in_parts(energy, x[b : b + 1].candidates(places), rows=rows, may_forbid=may_forbid)[0]
+        E[b] = torch.zeros_like(read).scatter(0, which[places], read)[which]
+    return E
+
+
+def equal_strings(x: Continuations) -> list[Int[Tensor, " num"]]:
+    """For each context which of its different strings every continuation is."""
+    tokens = x.tokens.cpu().masked_fill(~x.mask.cpu(), -1)
+    return [torch.unique(row, dim=0, return_inverse=True)[1] for row in tokens]
+
+
+def first_of_each(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:
+    """True at the first place of every number 0, 1, …"""
+    num = len(which)
+    places = torch.full((num,), num).scatter_reduce(0, which, torch.arange(num), "amin")
+    return torch.zeros(num, dtype=torch.bool).scatter(0, places[places < num], True)
+
+
+def _parts(energy: Energy, scale: float) -> Iterator[tuple[float, Energy]]:
+    if isinstance(energy, Product):
+        for own, part in zip(energy.scales, energy.parts, strict=True):
+            yield from _parts(part, scale * own)
+    else:
+        yield scale, energy

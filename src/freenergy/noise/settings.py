@@ -1,0 +1,124 @@
+"""Which negatives, and how many: the object is its configuration.
+
+K negatives a prefix = Σ_j K_j,     K_j ≈ K · share_j / Σ share,     every K_j ≥ 1     (largest remainders)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, final
+
+from freenergy.core.errors import UserError
+from freenergy.core.roles import Truncation
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share < math.inf:
+        raise UserError(f"share is {share}: set it above 0, or leave the source out")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseNegatives:
+    """Drawn from the base; truncated or tempered, the optimum is relative to that law and not to the base."""
+
+    kind: Literal["base"] = "base"
+    share: float = 1.0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+        _ = self.truncation  # refuses what cannot be
+
+    @property
+    def truncation(self) -> Truncation:
+        """How the proposal is made from the base."""
+        return Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    @property
+    def is_relative(self) -> bool:
+        """True when the optimum is relative to another law than the base."""
+        return not self.truncation.is_identity
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfilledNegatives:
+    """The true continuation with a share of its tokens masked and filled by a masked language model."""
+
+    kind: Literal["infilled"] = "infilled"
+    share: float = 1.0
+    model: str  # a folder with a masked language model
+    mask_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+        if not 0 < self.mask_share <= 1:
+            raise UserError(f"mask_share is {self.mask_share}: set it above 0 and at most 1")
+
+    @property
+    def is_relative(self) -> bool:
+        """Always: the optimum is relative to the law of the infilling."""
+        return True
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NegativeSettings:
+    """How many negatives of how many windows, and where they come from."""
+
+    per_prefix: int = 16  # K
+    windows: int = 2000  # of the training split; 0 is all
+    validation_windows: int = 200
+    validation_per_prefix: int = 63  # always from the base, untruncated: a certificate with n = 64
+    sources: tuple[BaseNegatives | InfilledNegatives, ...] = (BaseNegatives(),)
+    fresh: bool = False  # drawn anew at every step, instead of once and stored
+    shard: int = 64  # windows in a file of the store
+
+    def __post_init__(self) -> None:
+        for name in ("per_prefix", "validation_per_prefix"):
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"{name} is {getattr(self, name)}, but contrast needs at least one negative a prefix: "
+                    "set it to 1 or more"
+                )
+        for name in ("validation_windows", "shard"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.windows < 0:
+            raise UserError(f"windows is {self.windows}: set it to 1 or more, or to 0 for all")
+        if not self.sources:
+            raise UserError('negatives need at least one source: give one, such as {kind = "base"}')
+        if self.per_prefix < len(self.sources):
+            raise UserError(
+                f"per_prefix is {self.per_prefix}, but there are {len(self.sources)} sources and each gives at least "
+                f"one negative: set per_prefix to {len(self.sources)} or more"
+            )
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many of the K negatives of a prefix each source gives."""
+        return divide(self.per_prefix, tuple(source.share for source in self.sources))
+
+    @property
+    def is_relative(self) -> bool:
+        """True when the optimum is relative to another law than the base."""
+        return any(source.is_relative for source in self.sources)
+
+
+def divide(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Whole numbers of at least one that sum to the total, nearest to the shares; the first wins a tie.
+
+    >>> divide(16, (3.0, 1.0)), divide(4, (1.0, 1.0, 1.0)), divide(3, (1000.0, 1.0))
+    ((12, 4), (2, 1, 1), (2, 1))
+    """
+    wanted = [total * share / sum(shares) for share in shares]
+    counts = [max(1, math.floor(number)) for number in wanted]
+    while sum(counts) != total:
+        step = 1 if sum(counts) < total else -1
+        # the one that is furthest from its share, on the side that the step mends; never below one
+        open_places = [j for j in range(len(counts)) if step > 0 or counts[j] > 1]
+        j = max(open_places, key=lambda j: (step * (wanted[j] - counts[j]), -j))
+        counts[j] += step
+    return tuple(counts)

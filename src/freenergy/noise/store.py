@@ -1,0 +1,286 @@
+"""Negatives on disk: drawn once, read in every epoch.
+
+    shard-00000.parquet, shard-00001.parquet, …      each the negatives of M windows, one row a negative
+
+A shard appears whole or not at all; after a crash only missing shards are drawn. Batches begin anew in every shard, so
+that rounding does not depend on where work was interrupted, and a finished store has the same bytes. Every shard's
+schema says what made it (``Identity``), and a store that another model, tokenizer or corpus made is refused.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import whole
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Draws, NegativeSource
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus import Windows
+from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
+
+SCHEMA = pa.schema(
+    [
+        ("window", pa.int64()),
+        ("candidate", pa.int32()),
+        ("tokens", pa.list_(pa.int32())),
+        ("log_base", pa.float64()),
+        ("log_proposal", pa.float64()),
+        ("source", pa.string()),
+    ]
+)
+_KEY = b"freenergy"
+_AGAIN = "delete the folder and run the negatives stage again"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What made the negatives. ``lm``, ``tokenizer``, ``corpus`` and ``sources`` are fingerprints."""
+
+    lm: str
+    tokenizer: str
+    corpus: str
+    split: str
+    seed: int
+    per_prefix: int
+    sources: str
+    space: SequenceSpace
+
+
+_WORDS = {
+    "lm": "language model",
+    "tokenizer": "tokenizer",
+    "corpus": "corpus",
+    "split": "split",
+    "seed": "seed",
+    "per_prefix": "number of negatives a prefix",
+    "sources": "mixture of sources",
+    "space": "space of continuations",
+}
+
+
+def _unseen(amount: float | int, note: str = "") -> None:
+    """Progress that nobody looks at: a worker's."""
+
+
+@final
+class NegativeShards:
+    """The shards of a store that is being drawn: ``shard`` windows a file, ``batch`` of them at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Int[Tensor, " rows"],
+        windows: Windows,
+        source: NegativeSource,
+        identity: Identity,
+        rng: Rng,
+        *,
+        shard: int = 64,
+        batch: int = 16,
+    ) -> None:
+        if len(rows) == 0:
+            raise UserError(f"there are no windows to draw negatives for in the {identity.split} split: give more text")
+        self.folder, self.rows, self.windows, self.source, self.rng = folder, rows, windows, source, rng
+        self.identity, self.shard, self.batch = identity, shard, batch
+        self.count = -(-len(rows) // shard)
+        self._about = {"identity": asdict(identity), "rows": list_fingerprint(rows), "shards": self.count}
+
+    def missing(self) -> list[int]:
+        """The numbers of the shards that are not there."""
+        return [k for k in range(self.count) if not _path(self.folder, k).exists()]
+
+    def make(self, k: int, advance: Advance = _unseen) -> None:
+        """Draw shard k, unless it is there; then see whether it is what is wanted."""
+        path, some = _path(self.folder, k), self.rows[k * self.shard : (k + 1) * self.shard]
+        about = {**self._about, "shard": k}
+        if path.exists():
+            _check(path, _about(path), about)
+            advance(len(some))
+            return
+        parts = []
+        for now in some.split(self.batch):
+            x = self.windows.continuations(now)
+            parts.append(self.source.draw(now, x, self.identity.per_prefix, self.rng))
+            advance(len(now))
+        labels = names(self.source, self.identity.per_prefix)
+        _write(path, some, Draws.cat(parts, dim=0), labels, about)
+
+    def write(self, progress: Progress) -> None:
+        """Draw what is missing, and check what is there."""
+        with progress.track(f"draws for {self.identity.split} prefixes", len(self.rows), "windows") as advance:
+            for k in range(self.count):
+                self.make(k, advance)
+
+
+def names(source: NegativeSource, num: int) -> list[str]:
+    """What each of a window's ``num`` negatives is called in the store."""
+    parts: Sequence[tuple[NegativeSource, int]] = getattr(source, "parts", ())
+    if parts:
+        return [name for part, count in parts for name in names(part, count)]
+    inner: Any = source
+    return [str(getattr(inner, "kind", type(inner).__name__.lower()))] * num
+
+
+@final
+class NegativeStore:
+    """The negatives of some windows of a split, on disk; in memory are 24 bytes a window."""
+
+    def __init__(self, folder: Path, flat: Flat, identity: Identity) -> None:
+        self.folder, self.identity = folder, identity
+        self.per_prefix, self.rows = identity.per_prefix, flat.windows
+        self.is_relative = not flat.is_plain
+        self._draws = flat.draws
+        ordered = self.rows.sort()
+        self._sorted, self._places = ordered.values, ordered.indices
+        self._fingerprint: str | None = None
+
+    @classmethod
+    def open(cls, folder: Path, identity: Identity) -> "NegativeStore":
+        """Map a store, or say what is missing, damaged, or made by something else.
+
+        The first opening reads every shard once, and checks it, to lay its negatives out flat (``mapped``).
+        """
+        first = _about(_path(folder, 0))
+        _check(_path(folder, 0), first, {**first, "identity": asdict(identity), "shard": 0})
+        sizes = [_size(_path(folder, k)) for k in range(first["shards"])]
+        record = flat_record(identity.space, identity.per_prefix)
+        return cls(folder, open_flat(folder, [first, sizes], record, partial(_tables, folder, first)), identity)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files itself, where a mapped array would travel whole."""
+        return NegativeStore.open, (self.folder.resolve(), self.identity)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two stores with the same negatives of the same windows."""
+        if self._fingerprint is None:
+            identity = json.dumps(asdict(self.identity), sort_keys=True, separators=(",", ":"))
+            self._fingerprint = list_fingerprint(self.rows, f"[{identity},", "]")
+        return self._fingerprint
+
+    def positions(self, rows: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
+        """Where windows with these numbers stand in the store."""
+        at = torch.searchsorted(self._sorted, rows).clamp(max=len(self) - 1)
+        missing = rows[self._sorted[at] != rows]
+        if len(missing):
+            raise UserError(
+                f"{self.folder} holds no negatives of window {int(missing[0])}: ask for its own windows (rows), or "
+                f"{_AGAIN}"
+            )
+        return self._places[at]
+
+    def draws(self, index: Int[Tensor, " batch"], contexts: Sequences) -> Draws:
+        """The negatives at these positions; ``contexts`` are the prefixes of their windows."""
+        found = self._draws[index.numpy()]
+        tokens, lengths = (torch.from_numpy(found[name].astype(np.int64)) for name in ("tokens", "lengths"))
+        log_base, log_proposal = (
+            torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal")
+        )
+        return Draws(Continuations(contexts, tokens, lengths), log_base, log_proposal)
+
+
+def _path(folder: Path, k: int) -> Path:
+    return folder / f"shard-{k:05d}.parquet"
+
+
+def _write(path: Path, rows: Tensor, draws: Draws, labels: list[str], about: dict[str, Any]) -> None:
+    K = len(labels)
+    columns = [
+        rows.repeat_interleave(K).numpy(),
+        np.tile(np.arange(K, dtype=np.int32), len(rows)),
+        _lists(draws.x),
+        draws.log_base.double().flatten().cpu().numpy(),
+        draws.log_proposal.double().flatten().cpu().numpy(),
+        labels * len(rows),
+    ]
+    schema = SCHEMA.with_metadata({_KEY: json.dumps(about, sort_keys=True)})
+    with whole(path) as aside:
+        pq.write_table(pa.table(columns, schema=schema), aside, compression="zstd", write_page_checksum=True)
+
+
+def _lists(x: Continuations) -> pa.ListArray:
+    """The continuations one after the other, as Arrow holds them: no number becomes a Python object."""
+    ends = x.lengths.flatten().cumsum(0).cpu().numpy()
+    tokens = x.tokens[x.mask].cpu().numpy()
+    return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), tokens.astype(np.int32))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What a shard says of itself."""
+    if not path.is_file():
+        raise _missing(path)
+    try:
+        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[_KEY])
+    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise _damaged(path, error) from None
+    if set(about) != {"identity", "rows", "shard", "shards"}:
+        raise _damaged(path, "it does not say what made it")
+    return about
+
+
+def _check(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse a shard that was made of other things."""
+    for key, word in _WORDS.items():
+        mine, theirs = wanted["identity"][key], found["identity"].get(key)
+        if mine != theirs:
+            raise UserError(
+                f"the negatives in {path.parent} were made with another {word} ({theirs}, now {mine}): {_AGAIN}"
+            )
+    if found != wanted:
+        raise UserError(f"{path} holds other windows than it should: {_AGAIN}")
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise _missing(path)
+    return path.stat().st_size
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(f"there is no file {path}: run the negatives stage, which draws what is missing")
+
+
+def _tables(folder: Path, first: dict[str, Any]) -> Iterator[pa.Table]:
+    """The shards one by one, once it is clear that each is whole and of the same making as the first."""
+    for k in range(first["shards"]):
+        path = _path(folder, k)
+        _check(path, _about(path), {**first, "shard": k})
+        yield _read(path, first["identity"])
+
+
+def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _damaged(path, error) from None
+    if not table.schema.equals(SCHEMA) or table.num_rows % identity["per_prefix"]:
+        raise _damaged(path, "it has other columns or rows")
+    if any(column.null_count for column in (*table.columns, pc.list_flatten(table.column("tokens")))):
+        raise _damaged(path, "it has empty places")
+    lengths = pc.list_value_length(table.column("tokens"))
+    if (pc.max(lengths).as_py() or 0) > identity["space"]["length"]:
+        raise _damaged(path, "it has longer continuations than it should")
+    return table
+
+
+def _damaged(path: Path, why: object) -> UserError:
+    return UserError(
+        f"{path} is damaged ({(str(why).splitlines() or [''])[0]}): delete it and run the negatives stage again"
+    )

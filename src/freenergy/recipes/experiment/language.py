@@ -1,0 +1,166 @@
+"""Running text as the subject of an experiment.
+
+    perplexity = exp(Σ_b nats_b / Σ_b tokens_b)        over the blocks b of the test text, one after the other
+    percent    = 100 · (1 − exp(−G)),   G = Σ_b (nats of the other − nats of ours)_b / Σ_b tokens_b
+
+Both networks read the same blocks, and nats are averaged over seeds first, so the interval of the percentage is over
+the documents of the test text (``evaluation.bootstrap``). Re-sampling by the energy of whole texts (Table 3 of Wang et
+al. 2022) is measured on windows, with bounds (``evaluation.certified``).
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors.numpy import save_file
+from torch.nn.functional import cross_entropy
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_arrays, whole
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.corpus import Corpus
+from freenergy.energies.logits import Logits
+from freenergy.energies.settings import LogitsEnergy
+from freenergy.evaluation.bootstrap import paired_bootstrap
+from freenergy.evaluation.joint_perplexity import joint_perplexity
+from freenergy.evaluation.perplexity import Measurement, bounded_exp, choose_windows
+from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.load import locate_model
+from freenergy.lm.networks.blocks import BlockData, LaneData
+from freenergy.lm.networks.causal import CausalNetwork
+from freenergy.lm.networks.protocol import Network, Recurrent
+from freenergy.recipes.experiment.settings import LanguageSubject
+from freenergy.recipes.stages.text import open_corpus
+from freenergy.text.model import ResidualModel
+from freenergy.training.language_model import begun
+
+_BLOCKS = "blocks.safetensors"
+_ROWS = 8  # blocks read at once
+
+
+def open_language(settings: LanguageSubject, folder: Path, progress: Progress) -> "Language":
+    """The subject, with its corpus in ``folder``."""
+    start = locate_model(settings.start, progress) if settings.start else None
+    corpus = open_corpus(settings.corpus, settings.tokenizer, folder / "corpus", progress)
+    return Language(settings, corpus, start)
+
+
+@final
+class Language:
+    """A causal language model on a corpus."""
+
+    main_column = "perplexity"
+
+    def __init__(self, settings: LanguageSubject, corpus: Corpus, start: Path | None) -> None:
+        self.settings, self.corpus, self.start = settings, corpus, start
+        self.fingerprint = corpus.fingerprint
+        if settings.split not in corpus.splits:
+            raise UserError(
+                f"the corpus has no {settings.split} text: give corpus.{settings.split}, or set subject.split to "
+                f"{' or '.join(corpus.splits[1:])}"
+            )
+
+    def network(self, rng: Rng) -> CausalNetwork:
+        """Fresh weights, or those of a checkpoint."""
+        settings = self.settings
+        model = begun(
+            self.corpus,
+            self.start,
+            rng,
+            preset_name=settings.preset,
+            block=settings.block,
+            dropout=settings.dropout,
+            section="subject",
+        )
+        return CausalNetwork(model, memory=settings.memory, rows=settings.lanes)
+
+    def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> BlockData | LaneData:
+        """Blocks of the training text; with a memory they come in the order of the text."""
+        settings, train, validation = self.settings, self.corpus.stream("train"), self.corpus.stream("validation")
+        sizes = {"block": settings.block, "known": self.known, "validation_tokens": settings.validation_tokens}
+        if not settings.memory:
+            return BlockData(train, validation, batch_size=batch_size, accumulate=accumulate, rng=rng, **sizes)
+        if batch_size != settings.lanes or accumulate != 1:
+            raise UserError(
+                f"a memory goes on from batch to batch of {settings.lanes} lanes, and optimisation has batch_size "
+                f"{batch_size} and accumulate {accumulate}: set subject.lanes to the batch size, and accumulate to 1"
+            )
+        return LaneData(train, validation, batch_size=batch_size, **sizes)
+
+    @property
+    def known(self) -> int:
+        """Tokens of a block that a fake row begins with: by default the prefix, where the energy will be read."""
+        settings = self.settings
+        return min(self.corpus.prefix, settings.block - 1) if settings.known is None else settings.known
+
+    def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
+        """Perplexity of the test text, and of its windows with re-sampling where that is asked for."""
+        nats, tokens = self._nats(network, progress)
+        starts = np.arange(len(nats)) * self.settings.block + 1
+        documents = np.searchsorted(self.corpus.documents(self.settings.split), starts, side="right") - 1
+        with whole(folder / _BLOCKS) as aside:
+            save_file({"nats": nats, "tokens": tokens, "documents": documents.astype(np.int64)}, aside)
+        found = {"perplexity": bounded_exp(float(nats.sum() / tokens.sum()))}
+        if self.settings.certified_windows:
+            found |= self._resampled(network, rng.child("resampled"), progress)
+        return {name: np.inf if value is None else value for name, value in found.items()}
+
+    def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
+        """How much lower the perplexity is, in percent."""
+        a, b = ([read_arrays(folder / _BLOCKS) for folder in folders] for folders in (ours, others))
+        log_a, log_b = (-np.mean([blocks["nats"] for blocks in side], axis=0) for side in (a, b))
+        documents = a[0]["documents"]
+        return {"percent lower perplexity": paired_bootstrap(log_a, log_b, a[0]["tokens"], documents, rng)}
+
+    @torch.no_grad()
+    def _nats(self, network: Network, progress: Progress) -> tuple[Float[np.ndarray, " W"], Float[np.ndarray, " W"]]:
+        """Of each block of the text, and its tokens."""
+        stream = self.corpus.stream(self.settings.split)
+        sizes = {"block": self.settings.block, "known": 0, "validation_tokens": len(stream)}
+        memory = network if isinstance(network, Recurrent) and self.settings.memory else None
+        blocks = (
+            LaneData(stream, stream, batch_size=1, **sizes)
+            if memory
+            else BlockData(stream, stream, batch_size=_ROWS, accumulate=1, rng=Rng(), **sizes)
+        )
+        total, done = (len(stream) - 1) // self.settings.block, 0
+        # made at once: small arrays that stay, made between logits, would keep the room of each of those from the next
+        nats, tokens = np.zeros(total), np.zeros(total)
+        with progress.track("perplexity", total, "blocks") as advance, memory.apart() if memory else nullcontext():
+            for batch in blocks.held_out():
+                logits = network.logits(batch.given, batch.tokens)
+                targets = batch.tokens.to(logits.device)
+                each = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+                rows = slice(done, done + len(targets))
+                nats[rows] = (each.double().cpu() * batch.mask).sum(1).numpy()
+                tokens[rows] = batch.mask.sum(1).double().numpy()
+                if memory:
+                    memory.remember()
+                done += len(targets)
+                advance(len(targets))
+        return nats, tokens
+
+    def _resampled(self, network: Network, rng: Rng, progress: Progress) -> dict[str, float | None]:
+        """Perplexity of windows: of the network, and of the joint model with the energy of its logits."""
+        windows = self.corpus.windows(self.settings.split)
+        rows = choose_windows(len(windows), self.settings.certified_windows, self.settings.split, rng.child("windows"))
+        model: Any = copy.deepcopy(network.module)  # what measures it freezes it
+        base = HuggingFaceLM(model, eos=self.corpus.tokenizer.eos)
+        report = joint_perplexity(
+            ResidualModel(base, Logits(LogitsEnergy(), base), self.corpus.tokenizer),
+            windows.continuations(rows),
+            self.settings.candidates - 1,
+            self.corpus.space,
+            rng.child("draws"),
+            documents=windows.documents[rows],
+            progress=progress,
+        )
+        by_bound = report.perplexity["token"]
+        named = {f"perplexity resampled ({bound})": by_bound[bound].value for bound in ("certified", "lower", "upper")}
+        return {"perplexity of windows": report.base.value} | named

@@ -1,0 +1,44 @@
+"""The way back into a run from Python."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from freenergy.core.errors import UserError
+from freenergy.core.roles import LanguageModel
+from freenergy.corpus import Corpus, Tokenizer
+from freenergy.energies.load import load_energy
+from freenergy.lm.load import open_base
+from freenergy.recipes.stages.energy import MODEL
+from freenergy.runs.run import Run
+from freenergy.text.model import RECORD as JOINT
+from freenergy.text.model import ResidualModel
+
+
+class Base(NamedTuple):
+    """A run's language model and the tokenizer that it reads with."""
+
+    lm: LanguageModel
+    tokenizer: Tokenizer
+
+
+def load(folder: str | Path) -> ResidualModel:
+    """The joint model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
+    if (Path(folder) / JOINT).is_file():
+        return ResidualModel.from_pretrained(folder)
+    run = Run.open(folder)
+    if run.recipe.energy is None:
+        raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
+    run.finished("base")
+    run.finished("energy")
+    corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
+    return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, room=corpus.prefix)
+
+
+def load_base(folder: str | Path) -> Base:
+    """The language model of a run, with its tokenizer."""
+    run = Run.open(folder)
+    run.finished("base")
+    tokenizer = Corpus.open(run.stage("corpus")).tokenizer
+    return Base(open_base(run.stage("base"), tokenizer), tokenizer)

@@ -1,0 +1,1 @@
+"""The stages that families share, one module per stage."""

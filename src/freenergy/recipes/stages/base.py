@@ -1,0 +1,155 @@
+"""Stage ``base``: the language model, trained, counted, found or reached."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, read_json, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.corpus import Corpus
+from freenergy.lm.load import RECORD, locate_model, open_base
+from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.runs.run import Plan, Run, Stage
+from freenergy.training.distributed.ranks import Ranks
+from freenergy.training.settings import TrainedBase
+
+_LEFT_OUT = (("scheduled", None), ("earm", None), ("memory", 0))
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings = run.recipe.base
+    # what is left out does not count, so that a run keeps its base when a key is added here
+    given = {key: value for key, value in asdict(settings).items() if (key, value) not in _LEFT_OUT}
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": given}
+    checkpoint = None
+    match settings:
+        case TrainedBase(start=name) | PretrainedBase(path=name) if name:
+            checkpoint = _checkpoint(name, progress)
+            inputs["checkpoint"] = checkpoint.fingerprint
+        case TrainedBase(preset=name):
+            inputs["preset"] = _preset(name)
+    if isinstance(settings, TrainedBase):
+        _check_ranks(settings)
+    return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
+
+
+def _check_ranks(settings: TrainedBase) -> None:
+    """Refuse before anything is done what the ranks cannot share."""
+    ranks = Ranks.found()
+    if settings.memory and ranks.count > 1:
+        raise UserError(
+            f"a memory goes on from step to step in one place, and {ranks.count} ranks were started: set base.memory "
+            "to 0, or train on one rank"
+        )
+    ranks.share(settings.optimisation.accumulate, "base.optimisation")
+
+
+class _Checkpoint(NamedTuple):
+    path: Path
+    fingerprint: str
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from freenergy.lm.presets import preset
+
+    return asdict(preset(name))
+
+
+def _checkpoint(name: str, progress: Progress) -> _Checkpoint:
+    from freenergy.lm.checkpoints import checkpoint_fingerprint
+
+    path = locate_model(name, progress).resolve()
+    return _Checkpoint(path, checkpoint_fingerprint(path))
+
+
+def _work(run: Run, checkpoint: _Checkpoint | None, folder: Path, progress: Progress) -> dict[str, Any]:
+    corpus = Corpus.open(run.stage("corpus"))
+    match run.recipe.base:
+        case TrainedBase() as settings:
+            start = checkpoint.path if checkpoint else None
+            summary = _train(settings, start, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
+        case NgramBase(order=order):
+            summary = _count(order, corpus, folder, progress)
+        case PretrainedBase():
+            assert checkpoint is not None, "planned above"
+            summary = _find(checkpoint, corpus, folder)
+        case RemoteBase() as remote:
+            summary = _reach(remote, corpus, folder)
+    return {"kind": run.recipe.base.kind, "tokenizer": corpus.tokenizer.fingerprint, **summary}
+
+
+def _train(
+    settings: TrainedBase, start: Path | None, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
+) -> dict[str, Any]:
+    from freenergy.lm.checkpoints import checkpoint_fingerprint, save_checkpoint
+    from freenergy.training.language_model import train_language_model, training_summary
+
+    training = folder / "training"
+    if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on
+        model = train_language_model(settings, corpus, start, training, rng, progress)
+        if Ranks.found().is_first:
+            save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
+            name = checkpoint_fingerprint(folder / "model")
+            parameters = sum(weight.numel() for weight in model.parameters())
+            record = {"kind": "huggingface", "path": "model", "fingerprint": name, "parameters": parameters}
+            write_json(folder / RECORD, record)
+    if not Ranks.found().is_first:
+        return {}
+    for moments in training.glob("*.safetensors"):
+        moments.unlink()
+    record = read_json(folder / RECORD)
+    return {key: record[key] for key in ("parameters", "fingerprint")} | training_summary(training)
+
+
+def _count(order: int, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
+    from freenergy.lm.ngram import NgramLM
+
+    tokenizer = corpus.tokenizer
+    lm = NgramLM.fit(
+        corpus.stream("train"),
+        vocab_size=tokenizer.vocab_size,
+        eos=tokenizer.eos,
+        order=order,
+        tokenizer=tokenizer.fingerprint,
+        progress=progress,
+    )
+    lm.save_pretrained(folder / "model")
+    write_json(folder / RECORD, {"kind": "ngram", "path": "model", "fingerprint": lm.fingerprint})
+    return {"order": order, "fingerprint": lm.fingerprint}
+
+
+def _find(checkpoint: _Checkpoint, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    from freenergy.lm.checkpoints import check_tokenizer
+    from freenergy.lm.huggingface import HuggingFaceLM
+
+    path, mark = checkpoint
+    check_tokenizer(path, corpus.tokenizer)
+    lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos)
+    needed = corpus.prefix + corpus.continuation
+    if lm.max_length is not None and needed > lm.max_length:
+        raise UserError(
+            f"windows of {corpus.prefix} + {corpus.continuation} tokens do not fit the {lm.max_length} tokens of "
+            f"{path}: set corpus.prefix or corpus.continuation lower"
+        )
+    write_json(folder / RECORD, {"kind": "huggingface", "path": str(path), "fingerprint": mark})
+    parameters = sum(weight.numel() for weight in lm.model.parameters())
+    return {"path": str(path), "parameters": parameters, "fingerprint": mark, "shares_prefix": lm.shares_prefix}
+
+
+def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    """Draw one token, so that a server that is down or gives no log-probs is found out here and not hours later."""
+    settings = {key: value for key, value in asdict(remote).items() if key != "kind"}
+    record = {"kind": "remote", "settings": settings, "fingerprint": fingerprint(settings)}
+    write_json(folder / RECORD, record)
+    lm = open_base(folder, corpus.tokenizer)
+    space = SequenceSpace(vocab_size=corpus.tokenizer.vocab_size, length=1)
+    draw = lm.sample(Sequences.from_lists([[corpus.tokenizer.eos]]), 1, space, Rng(0))
+    lm.log_prob(draw.x)
+    return {"url": remote.url, "model": remote.model, "fingerprint": record["fingerprint"]}
+
+
+STAGE = Stage("base", _plan, after=("corpus",))

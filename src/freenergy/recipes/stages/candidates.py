@@ -1,0 +1,71 @@
+"""Stage ``candidates``: the base's continuations of held-out prefixes, on which joint models are measured.
+
+They depend on the base alone, so that another energy is measured on the same candidates without drawing them again.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL
+from freenergy.core.workers.shards import make_ahead
+from freenergy.corpus import Corpus
+from freenergy.lm.load import open_base
+from freenergy.noise.store import Identity, NegativeShards, NegativeStore
+from freenergy.recipes.stages.given_text import measured_windows
+from freenergy.recipes.stages.negatives import BASE_ALONE, from_base, identify
+from freenergy.recipes.stages.workers import Opened, job
+from freenergy.runs.run import Plan, Run, Stage
+
+_SHARD = 4  # windows whose draws appear at a time
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings = run.recipe.evaluation
+    inputs = {
+        "seed": run.recipe.seed,
+        "split": settings.split,
+        "candidates": settings.candidates,
+        "windows": settings.certified_windows,
+    }
+    return Plan(inputs, partial(_work, run))
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    num = settings.certified_windows
+    draw_candidates(Opened(run, corpus, lm), folder, num, _identity(run, corpus), progress)
+    windows = min(num, len(corpus.windows(settings.split)))
+    return {"windows": windows, "draws": settings.candidates - 1, "split": settings.split}
+
+
+def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, progress: Progress) -> None:
+    """The base's draws for ``num`` windows, chosen by the seed; what is there already is kept."""
+    run, place = opened.run, str(folder.relative_to(opened.run.folder))
+    shards = _shards(opened, place, num, identity)
+    work = job(run, _shards, (), place, num, identity)
+    make_ahead(run.engine, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
+    shards.write(progress)
+
+
+def _shards(opened: Opened, place: str, num: int, identity: Identity) -> NegativeShards:
+    run, corpus, lm = opened
+    windows, rng = measured_windows(run, corpus, identity), Rng(identity.seed).child("candidates")
+    rows, source = rng.child("windows").permutation(len(windows))[:num], from_base(lm, corpus, ANCESTRAL)
+    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=_SHARD, batch=1)
+
+
+def open_candidates(run: Run, corpus: Corpus) -> NegativeStore:
+    """What the stage has drawn."""
+    return NegativeStore.open(run.stage("candidates"), _identity(run, corpus))
+
+
+def _identity(run: Run, corpus: Corpus) -> Identity:
+    settings = run.recipe.evaluation
+    return identify(run, corpus, settings.split, settings.candidates - 1, BASE_ALONE)
+
+
+STAGE = Stage("candidates", _plan, after=("base",))

@@ -1,0 +1,36 @@
+"""Stage ``corpus``: named text → tokenizer, token streams, windows."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from freenergy.core.progress import Progress
+from freenergy.corpus import PretrainedTokenizer, prepare
+from freenergy.lm.load import locate_model
+from freenergy.recipes.stages.text import FALLBACK, identity, located
+from freenergy.runs.run import Plan, Run, Stage
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings, sources = located(run.recipe.corpus, run.folder, progress)
+    tokenizer = run.recipe.tokenizer
+    inputs: dict[str, Any] = {
+        "seed": run.recipe.seed,
+        "settings": repr(settings),
+        "tokenizer": repr(tokenizer),
+        "files": {split: [identity(path) for path in paths] for split, paths in sources.items()},
+    }
+    if isinstance(tokenizer, PretrainedTokenizer):
+        tokenizer = replace(tokenizer, path=str(locate_model(tokenizer.path, progress)))
+        inputs["tokenizer files"] = identity(Path(tokenizer.path))
+    is_fallback = any(path.stem == FALLBACK for path in sources.get("all", ()))
+    text = "docstrings of the installed packages" if is_fallback else settings.source or settings.train
+
+    def work(folder: Path, progress: Progress) -> dict[str, Any]:
+        found = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress, engine=run.engine)
+        return {"text": text} | found.to_json()
+
+    return Plan(inputs, work)
+
+
+STAGE = Stage("corpus", _plan)

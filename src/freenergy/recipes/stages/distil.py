@@ -1,0 +1,257 @@
+"""``freenergy distil``: a copy of a run's base, tuned until plain sampling comes near to the joint model.
+
+    OUT/config.json, model.safetensors, tokenizer.json, …    a Hugging Face checkpoint
+    OUT/distilled.json                                       what it is worth; written last
+    OUT/metrics.jsonl                                        the record of every step
+    OUT/work/                                                what is needed to go on after a kill; removed at the end
+
+It is measured on the windows of the run's ``candidates`` stage: by the base's draws that are stored there, and by as
+many new draws of its own (``evaluation.distilled``).
+"""
+
+import shutil
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from safetensors.torch import save_file
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import (
+    alone_in,
+    fingerprint,
+    read_json,
+    read_tensors,
+    room_on_disk,
+    sweep,
+    whole,
+    write_json,
+    write_text,
+)
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.corpus import Corpus
+from freenergy.evaluation.baselines import Compared, compare
+from freenergy.evaluation.certified import together
+from freenergy.evaluation.distilled import Scored, as_candidates, as_json, divergences
+from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_windows
+from freenergy.evaluation.scores import score_windows, window_log_probs
+from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.settings import NgramBase, RemoteBase
+from freenergy.noise.sources import FromBase
+from freenergy.noise.store import NegativeShards, NegativeStore
+from freenergy.partition import certified_gain
+from freenergy.recipes.open_run import load
+from freenergy.recipes.stages.candidates import open_candidates
+from freenergy.recipes.stages.negatives import stored_identity
+from freenergy.runs.run import Run
+from freenergy.samplers.candidates import Candidates
+from freenergy.text.model import ResidualModel
+from freenergy.training.contrastive_batches import StoredContrast
+from freenergy.training.distil import Distilling, DistilTask, Proposal, network, train_policy
+from freenergy.training.feature_cache import FeatureCache
+
+RESULT = "distilled.json"
+_BEGUN, _WORK, _METRICS = "begun.json", "work", "metrics.jsonl"
+_WINDOWS = 4  # whose candidates are scored at once: as in the evaluation, so that its features are found
+_SILENT = Silent()
+
+
+def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: Progress = _SILENT) -> dict[str, Any]:
+    """Tune a copy of a run's base towards its joint model; what ``distilled.json`` says is returned.
+
+    What is done is read, and what was interrupted goes on and ends with the same bits.
+    """
+    run, out = Run.open(Path(folder).resolve()), Path(out).resolve()
+    _check_run(run)
+    key = _key(run, settings)
+    _check_out(out, key)
+    with alone_in(run.folder), alone_in(out), room_on_disk(out):
+        sweep(out)
+        if not (out / RESULT).is_file():
+            _work(run, settings, out, key, progress)
+        shutil.rmtree(out / _WORK, ignore_errors=True)
+        return read_json(out / RESULT)
+
+
+def _check_run(run: Run) -> None:
+    if run.recipe.energy is None:
+        raise UserError(
+            f"the run in {run.folder} has no energy, so there is no joint model to distil: add an [energy] section to "
+            "its recipe and run it again"
+        )
+    if isinstance(run.recipe.base, NgramBase | RemoteBase):
+        raise UserError(
+            f"distilling tunes a copy of the base's network, and a base of kind {run.recipe.base.kind!r} has none: "
+            "take a run whose base is trained or pretrained"
+        )
+    for name in ("energy", "candidates"):
+        run.finished(name)
+
+
+def _key(run: Run, settings: Distilling) -> str:
+    """What the result depends on."""
+    keys = [run.finished(name)["key"] for name in ("energy", "candidates")]
+    return fingerprint([version("freenergy"), keys, run.recipe.evaluation.windows, asdict(settings)])
+
+
+def _check_out(out: Path, key: str) -> None:
+    """Refuse a folder that holds something else; a lock, or what a kill has left of writing, is nothing."""
+    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
+    if out.exists() and (not out.is_dir() or (seen and not (out / _BEGUN).is_file())):
+        raise UserError(f"{out} holds something else than a distilled model: choose another --out")
+    if seen and read_json(out / _BEGUN).get("key") != key:
+        raise UserError(
+            f"{out} was begun with other settings or another energy: give those again, delete it, or choose another "
+            "--out"
+        )
+
+
+def _work(run: Run, settings: Distilling, out: Path, key: str, progress: Progress) -> None:
+    work, rng = out / _WORK, Rng(run.recipe.seed).child("distil")
+    corpus, joint = Corpus.open(run.stage("corpus")), load(run.folder)
+    base = network(joint.base)
+    held_out = _held_out(run, corpus, joint, settings.validation_windows)
+    task = DistilTask(joint, corpus.windows("train"), held_out, corpus.space, settings, work / "proposals", rng)
+    write_json(out / _BEGUN, {"key": key})  # only now: what cannot begin must leave the folder to another try
+    policy, chosen = train_policy(task, work / "training", progress)
+    measured = _Measuring(run, corpus, joint, policy, work, rng.child("measuring"), progress)
+    told = {
+        "split": run.recipe.evaluation.split,
+        "settings": asdict(settings),
+        "training": _training(task, chosen, work / "training" / _METRICS),
+        **measured.all(settings.measured_draws, fingerprint([key, chosen.step])),
+    }
+    told["verdict"] = together(_verdict(told, chosen), told["verdict"])
+    save_checkpoint(policy.model, work / "model", eos=base.eos, tokenizer=corpus.tokenizer)
+    for path in sorted((work / "model").iterdir()):
+        path.replace(out / path.name)
+    write_text(out / _METRICS, (work / "training" / _METRICS).read_text())
+    write_json(out / RESULT, told)
+
+
+def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Candidates:
+    """The stored draws of the base for validation windows, with their energies."""
+    identity = stored_identity(run, corpus, "validation")
+    contrast = StoredContrast(
+        corpus.windows("validation"), NegativeStore.open(run.stage("negatives") / "validation", identity)
+    )
+    cache = FeatureCache(run.features, contrast, is_own=False)
+    energy = cache.all_energies(joint.energy, run.recipe.training.rows)[:most, 1:]  # type: ignore[arg-type]
+    index = torch.arange(len(energy))
+    draws = contrast.store.draws(index, corpus.windows("validation").continuations(contrast.store.rows[index]).contexts)
+    return Candidates(
+        x=draws.x, log_base=draws.log_base, log_proposal=draws.log_proposal, energy=energy, target="joint"
+    )
+
+
+def _training(task: DistilTask, chosen: Proposal, metrics: Path) -> dict[str, Any]:
+    """How training went, on validation windows."""
+    steps = len(metrics.read_text().splitlines())
+    before = task.proposals.first.kl
+    return {"steps": steps, "chosen_step": chosen.step, "kl_before": before, "kl_after": chosen.kl}
+
+
+@final
+class _Measuring:
+    """Base and policy on the windows that the run's joint model is measured on; everything slow is kept in files."""
+
+    def __init__(
+        self,
+        run: Run,
+        corpus: Corpus,
+        joint: ResidualModel,
+        policy: HuggingFaceLM,
+        folder: Path,
+        rng: Rng,
+        progress: Progress,
+    ) -> None:
+        self.run, self.corpus, self.joint, self.policy, self.folder = run, corpus, joint, policy, folder
+        self.rng, self.progress = rng, progress
+        self.split = run.recipe.evaluation.split
+        self.windows, self.store = corpus.windows(self.split), open_candidates(run, corpus)
+
+    def all(self, draws: int | None, mark: str) -> dict[str, Any]:
+        """Every number; ``mark`` names the policy."""
+        rows = self.store.rows.numpy()
+        counts = Counts.of(self.windows.continuations(rows), self.windows.documents[rows], self.corpus.tokenizer)
+        of_base, of_policy = self._of_base(), self._of_policy(draws or self.store.per_prefix, mark)
+        return {
+            **divergences(of_base, of_policy, counts),
+            "candidates": as_candidates(of_base, of_policy, counts),
+            "perplexity": self._perplexity(of_base, counts),
+        }
+
+    def _of_base(self) -> Scored:
+        """The run's candidates."""
+        contrast = StoredContrast(self.windows, self.store)
+        found = self._score(self.joint.base, contrast, self.run.features, "candidates")
+        return Scored(found["log_base"], self._log_probs(self.policy, contrast, "policy"), found["energy"])
+
+    def _of_policy(self, draws: int, mark: str) -> Scored:
+        """New draws of the policy for the same windows."""
+        identity, folder = replace(self.store.identity, lm=mark, per_prefix=draws), self.folder / "draws"
+        source, rng = FromBase(self.policy, self.corpus.space), self.rng.child("draws")
+        rows = self.store.rows
+        shards = NegativeShards(folder, rows, self.windows, source, identity, rng, shard=_WINDOWS, batch=1)
+        shards.write(self.progress)
+        contrast = StoredContrast(self.windows, NegativeStore.open(folder, identity))
+        found = self._score(self.policy, contrast, self.folder / "features", "draws")
+        return Scored(self._log_probs(self.joint.base, contrast, "base"), found["log_base"], found["energy"])
+
+    def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> dict[str, Tensor]:
+        """Energies, and log-probabilities under the model that the strings were drawn from."""
+        cache = FeatureCache(features, contrast, is_own=self.split == "train", at_once=_WINDOWS)
+        folder, rows = self.folder / "scores" / name, self.run.recipe.training.rows
+        return score_windows(lm, self.joint.energy, cache, folder, self.progress, rows=rows)  # type: ignore[arg-type]
+
+    def _log_probs(self, lm: LanguageModel, contrast: StoredContrast, name: str) -> Float[Tensor, "W m"]:
+        """Log-probabilities under the other model."""
+        found = []
+        with self.progress.track(f"candidates read by the {name}", len(contrast), "windows") as advance:
+            for chunk in torch.arange(len(contrast)).split(_WINDOWS):
+                path = self.folder / "log-probs" / name / f"{int(chunk[0]):05d}.safetensors"
+                if not path.is_file():
+                    with torch.no_grad(), whole(path) as aside:
+                        save_file({"log_prob": lm.log_prob(contrast.all(chunk)).double().cpu()}, aside)
+                found.append(read_tensors(path)["log_prob"])
+                advance(len(chunk))
+        return torch.cat(found)
+
+    def _perplexity(self, of_base: Scored, counts: Counts) -> dict[str, Any]:
+        """Of base and policy on the windows of the evaluation, beside the joint model's certificate on its own."""
+        wanted, rng = self.run.recipe.evaluation.windows, Rng(self.run.recipe.seed).child("evaluation", "windows")
+        rows = choose_windows(len(self.windows), wanted, self.split, rng)
+        on_rows = Counts.of(self.windows.continuations(rows), self.windows.documents[rows], self.corpus.tokenizer)
+        log_base, log_pi = (
+            window_log_probs(lm, self.windows, rows, self.folder / "windows" / name, name, self.progress)
+            for name, lm in (("the base", self.joint.base), ("the policy", self.policy))
+        )
+        certified = of_base.log_base[:, 0] + certified_gain(of_base.energy[:, 0], of_base.energy[:, 1:])
+        against_joint = Compared(of_base.log_pi[:, 0].numpy(), certified.numpy(), counts)
+        return {
+            "base": PerplexityReport.of(log_base, on_rows, self.split).to_json(),
+            "distilled": compare(Compared(log_pi, log_base, on_rows), against_joint, self.rng.child("bootstrap")),
+            "joint_certified": as_json(counts.perplexity(certified.numpy())),
+        }
+
+
+def _verdict(told: dict[str, Any], chosen: Proposal) -> str:
+    """What distilling has not done."""
+    if not chosen.step:
+        return (
+            "no step came nearer to the joint model than the base: take more draws or steps, or a lower learning rate"
+        )
+    low, (_, most) = told["kl"]["less"]["interval"][0], told["perplexity"]["distilled"]["against_base"]["interval"]
+    if low is None:
+        return "the text is one document, so no interval of the KL can be told"
+    return together(
+        "" if low > 0 else "the interval of the KL's fall holds 0: no gain is shown",
+        "perplexity on the text itself has risen" if most is not None and most < 0 else "",
+    )

@@ -1,0 +1,156 @@
+"""Stage ``energy``: an energy that tells real continuations from the base's, and so corrects the base."""
+
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash, write_text
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.workers.shards import is_worth, make_ahead
+from freenergy.corpus import Corpus
+from freenergy.energies.features import FeatureEnergy
+from freenergy.energies.load import RECORD, load_energy
+from freenergy.energies.settings import (
+    BitEnergy,
+    EnergySettings,
+    LogRatioEnergy,
+    ProductEnergy,
+    SavedEnergy,
+    UnitEnergy,
+)
+from freenergy.lm.load import locate_model, open_base
+from freenergy.noise.store import NegativeStore
+from freenergy.recipes.stages.negatives import chosen_windows, make_source, stored_identity, stored_splits
+from freenergy.recipes.stages.workers import Opened, job
+from freenergy.runs.run import Plan, Run, Stage
+from freenergy.text.model_card import model_card
+from freenergy.training.distributed.ranks import Ranks
+
+if TYPE_CHECKING:
+    from freenergy.training.contrastive_batches import StoredContrast
+    from freenergy.training.feature_cache import FeatureCache
+
+MODEL = "model"
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings = run.recipe.energy
+    assert settings is not None, "the stage is left out where there is no energy"
+    inputs = {
+        "seed": run.recipe.seed,
+        "settings": asdict(settings),
+        "training": {
+            key: value for key, value in asdict(run.recipe.training).items() if (key, value) != ("lengths", 1)
+        },
+        "others": _others(run, settings, progress),
+    }
+    return Plan(inputs, partial(_work, run, settings), is_shared=_trains_networks(run, settings))
+
+
+def _trains_networks(run: Run, settings: EnergySettings) -> bool:
+    """Whether there is something for several ranks to do; refused before anything is done if they cannot share it."""
+    parts, training = settings.parts if isinstance(settings, ProductEnergy) else (settings,), run.recipe.training
+    found = any(isinstance(part, BitEnergy | UnitEnergy | LogRatioEnergy) for part in parts)
+    if found:
+        Ranks.found().share(training.optimisation.accumulate, "training.optimisation")
+    if any(isinstance(part, BitEnergy) and part.start == "scratch" for part in parts):
+        Ranks.found().share(training.masked.accumulate, "training.masked")
+    return found
+
+
+def _others(run: Run, settings: EnergySettings, progress: Progress) -> list[str]:
+    """Fingerprints of what the energy takes from elsewhere, so that a change there is noticed."""
+    parts = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
+    marks = []
+    for part in parts:
+        match part:
+            case BitEnergy(start="encoder", encoder=name):
+                from freenergy.lm.checkpoints import checkpoint_fingerprint
+
+                marks.append(checkpoint_fingerprint(locate_model(name, progress)))
+            case SavedEnergy(path=path):
+                _check_saved(Path(path), run.stage("energy"))
+                marks += [file_hash(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]
+    return marks
+
+
+def _check_saved(path: Path, stage: Path) -> None:
+    """Refuse before anything is done what is missing, or would be cleared away by the stage that reads it."""
+    if not (path / RECORD).is_file():
+        raise UserError(f"there is no energy in {path} (a saved part): give a folder that has {RECORD} in it")
+    if path.resolve().is_relative_to(stage.resolve()):
+        raise UserError(f"the saved part {path} lies in the folder that this run trains in: copy it elsewhere first")
+
+
+def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
+    from freenergy.training.build import Material
+    from freenergy.training.contrastive_batches import FreshContrast
+    from freenergy.training.fitting import train_energy
+
+    corpus = Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    stored = {split: _stored(run, corpus, split) for split in stored_splits(run)}
+    train = stored.get("train") or FreshContrast(
+        corpus.windows("train"), chosen_windows(run, corpus, "train"), make_source(run.recipe.negatives, lm, corpus)
+    )
+    material = Material(lm, corpus, train, stored["validation"], run.features, partial(_features_ahead, run))
+    rng = Rng(run.recipe.seed).child("energy")
+    energy, summary = train_energy(settings, run.recipe.training, material, folder, rng, progress)
+    if not Ranks.found().is_first:
+        return {}
+    energy.save_pretrained(folder / MODEL)  # type: ignore[operator]
+    summary = {"kind": settings.kind, "negatives_relative": run.recipe.negatives.is_relative, **summary}
+    write_text(folder / MODEL / "README.md", model_card(lm, energy, {"recipe": run.recipe.name, **summary}))
+    return summary
+
+
+def _stored(run: Run, corpus: Corpus, split: str) -> "StoredContrast":
+    from freenergy.training.contrastive_batches import StoredContrast
+
+    store = NegativeStore.open(run.stage("negatives") / split, stored_identity(run, corpus, split))
+    return StoredContrast(corpus.windows(split), store)
+
+
+def _features_ahead(run: Run, energy: FeatureEnergy, cache: "FeatureCache", label: str, progress: Progress) -> None:
+    """Let the engine's workers compute features; they find the energy, which is not fitted yet, in a folder."""
+    missing, split = cache.missing(energy), cache.contrast.store.identity.split
+    if not is_worth(run.engine, missing):
+        return
+    place = run.features / f".{energy.fingerprint}.part"  # swept where it is left behind
+    energy.save_pretrained(place)
+    try:
+        work = job(run, _features, ("negatives",), place.name, split, cache.length)
+        words = f"features of {type(energy).__name__}, {label}"
+        make_ahead(run.engine, work, missing, cache.place(energy), words, progress)
+    finally:
+        shutil.rmtree(place)
+
+
+def _features(opened: Opened, name: str, split: str, length: int | None) -> "_Features":
+    from freenergy.training.feature_cache import FeatureCache
+
+    run, corpus, lm = opened
+    energy = load_energy(run.features / name, base=lm, tokenizer=corpus.tokenizer)
+    cache = FeatureCache(run.features, _stored(run, corpus, split), is_own=split == "train", length=length)
+    return _Features(energy, cache)
+
+
+class _Features(NamedTuple):
+    """What a worker computes features with."""
+
+    energy: nn.Module
+    cache: "FeatureCache"
+
+    def make(self, k: int) -> None:
+        """Features of chunk k."""
+        assert isinstance(self.energy, FeatureEnergy), "only linear energies have features"
+        self.cache.features(self.energy, self.cache.chunk(k))
+
+
+STAGE = Stage("energy", _plan, after=("negatives",))

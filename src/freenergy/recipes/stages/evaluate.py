@@ -1,0 +1,159 @@
+"""``freenergy evaluate``: a run's own evaluation, or the same on other windows, with other draws, or on any text.
+
+    RUN/evaluations/text-<fingerprint>/     a text that was given, as windows
+    RUN/evaluations/draws-<fingerprint>/    the base's draws for prefixes of a split or text
+    RUN/evaluations/<fingerprint>/          what was measured on them, with the energy that the run now has
+
+What is there is not made again, so an evaluation that was interrupted goes on, and another energy is measured on the
+same draws.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, final
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import alone_in, fingerprint, room_on_disk, sweep, write_json
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.core.workers.local import Here
+from freenergy.core.workers.protocol import Engine
+from freenergy.corpus import Corpus
+from freenergy.evaluation.certified import check_draws, together
+from freenergy.evaluation.shards import EvaluationShards
+from freenergy.evaluation.summary import Subject
+from freenergy.lm.load import open_base
+from freenergy.noise.store import Identity, NegativeStore
+from freenergy.recipes.stages.candidates import draw_candidates
+from freenergy.recipes.stages.evaluation import (
+    STAGE,
+    SUMMARY,
+    joint_subject,
+    measured,
+    open_all_baselines,
+    read_summary,
+)
+from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
+from freenergy.recipes.stages.negatives import BASE_ALONE, identify
+from freenergy.recipes.stages.workers import Opened, job
+from freenergy.runs.run import Run, is_current, run
+
+_SILENT, _HERE = Silent(), Here()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to measure. Left out: the recipe's split, its ``certified_windows`` and its candidates."""
+
+    texts: tuple[Path, ...] = ()
+    split: str | None = None
+    windows: int | None = None
+    candidates: int | None = None  # n, the true text among them
+    baselines: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True when it is what the run's own evaluation answers."""
+        return not self.texts and (self.split, self.windows, self.candidates) == (None, None, None)
+
+
+PLAIN = Question()
+
+
+def evaluate(
+    folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, engine: Engine = _HERE
+) -> dict[str, Any]:
+    """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
+    this = Run.open(folder, engine)
+    if this.recipe.energy is None:
+        raise UserError(
+            f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
+            "an [energy] section to its recipe and run it again"
+        )
+    if question.baselines and not this.recipe.baselines:
+        raise UserError(f"the recipe of {folder} has no baselines: leave --baselines out, or add [[baselines]] to it")
+    if question.texts and question.split is not None:
+        raise UserError(f"a text has no split {question.split!r}: leave --split out, or --text")
+    for name in ("corpus", "base", "energy", *(("baselines",) if question.baselines else ())):
+        this.finished(name)
+    return _own(this, progress) if question.is_plain else _other(this, question, progress)
+
+
+def _own(this: Run, progress: Progress) -> dict[str, Any]:
+    """The stage ``evaluation``, done where it is not, or was done by other settings."""
+    folder = this.stage("evaluation")
+    if not (folder / "stage.json").is_file() or not is_current(STAGE, this):
+        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress, engine=this.engine):
+            pass
+    return read_summary(this, folder)
+
+
+def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
+    settings = this.recipe.evaluation
+    num = settings.certified_windows if question.windows is None else question.windows
+    candidates = settings.candidates if question.candidates is None else question.candidates
+    check_draws(candidates - 1)
+    if num < 1:
+        raise UserError(f"{num} windows were asked for: measure on at least one")
+    corpus, split = Corpus.open(this.stage("corpus")), question.split or settings.split
+    with alone_in(this.folder), room_on_disk(this.folder):
+        sweep(this.folder)
+        identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
+        if not question.texts:
+            return _measured(this, question, corpus, identity, num, progress)
+        text = given_text(question.texts, this, corpus, progress)
+        identity = replace(identity, split=GIVEN, corpus=text.fingerprint)
+        summary = _measured(this, question, corpus, identity, num, progress)
+        return _with_warning(summary, text, progress)
+
+
+def _measured(
+    this: Run, question: Question, corpus: Corpus, identity: Identity, num: int, progress: Progress
+) -> dict[str, Any]:
+    """Draw and measure what is not there yet."""
+    draws_mark = fingerprint([asdict(identity), num])
+    about = [version("freenergy"), draws_mark, this.finished("energy")["key"], asdict(this.recipe.evaluation)]
+    about += [this.finished("baselines")["key"]] if question.baselines else []
+    folder = this.folder / "evaluations" / fingerprint(about)
+    if not (folder / SUMMARY).is_file():
+        opened = Opened(this, corpus, open_base(this.stage("base"), corpus.tokenizer))
+        draws = this.folder / "evaluations" / f"draws-{draws_mark}"
+        draw_candidates(opened, draws, num, identity, progress)
+        arguments = folder.name, draws.name, identity, question.baselines
+        read = ("energy", "baselines") if question.baselines else ("energy",)
+        summary = measured(this, _shards(opened, *arguments), job(this, _shards, read, *arguments), progress)
+        write_json(folder / SUMMARY, summary)
+    return read_summary(this, folder)
+
+
+def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_baselines: bool) -> EvaluationShards:
+    """What is measured in the folder ``name`` on the draws in the folder ``draws``."""
+    run, corpus, lm = opened
+    store = NegativeStore.open(run.folder / "evaluations" / draws, identity)
+    subject = Subject(
+        lm=lm,
+        corpus=corpus,
+        windows=measured_windows(run, corpus, identity),
+        split=identity.split,
+        rows=store.rows.sort().values.numpy(),
+        samples=run.recipe.evaluation.samples,
+        baselines=open_all_baselines(run, corpus) if with_baselines else {},
+        joint=joint_subject(run, corpus, lm, store),
+    )
+    return EvaluationShards(subject, run.folder / "evaluations" / name, Rng(run.recipe.seed).child("evaluation"))
+
+
+def _with_warning(summary: dict[str, Any], text: GivenText, progress: Progress) -> dict[str, Any]:
+    """Say so where the text, or a part of it, has been trained on."""
+    shared = int(text.shared.sum())
+    summary["shared_with_training"] = {"windows": shared, "of": len(text.shared), "ngram": text.ngram}
+    if shared:
+        words = (
+            f"{shared} of the text's {len(text.shared)} windows share {text.ngram} tokens in a row with the training "
+            "text: on those the numbers flatter"
+        )
+        progress.say(words)
+        summary["joint"]["verdict"] = together(words, summary["joint"]["verdict"])
+    return summary

@@ -1,0 +1,110 @@
+"""Stage ``evaluation``: how good base, joint model and baselines are on held-out text, and what they write."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.core.workers.shards import Job, make_ahead
+from freenergy.corpus import Corpus
+from freenergy.energies.load import load_energy
+from freenergy.evaluation.perplexity import choose_windows
+from freenergy.evaluation.shards import EvaluationShards
+from freenergy.evaluation.summary import JointSubject, Subject, measure
+from freenergy.lm.load import open_base
+from freenergy.noise.store import NegativeStore
+from freenergy.recipes.stages.candidates import open_candidates
+from freenergy.recipes.stages.energy import MODEL
+from freenergy.recipes.stages.workers import Opened, job
+from freenergy.runs.run import Plan, Run, Stage, stages
+
+SUMMARY = "evaluation.json"
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    inputs = {"seed": run.recipe.seed, "settings": asdict(run.recipe.evaluation)}
+    return Plan(inputs, partial(_work, run))
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    corpus = Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
+    write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def read_stages(run: Run) -> tuple[str, ...]:
+    """The stages of a run that an evaluation reads, beside its base."""
+    return tuple(stage.name for stage in stages(run.recipe) if stage.name in STAGE.after and stage.name != "base")
+
+
+def measured(run: Run, shards: EvaluationShards, work: Job, progress: Progress) -> dict[str, Any]:
+    """The summary of an evaluation, whose slow shards the run's engine makes first."""
+    make_ahead(run.engine, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
+    return measure(shards.subject, shards.folder, shards.rng, progress)
+
+
+def _shards(opened: Opened) -> EvaluationShards:
+    """What the stage measures."""
+    run, corpus, lm = opened
+    settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
+    windows = corpus.windows(settings.split)
+    subject = Subject(
+        lm=lm,
+        corpus=corpus,
+        windows=windows,
+        split=settings.split,
+        rows=choose_windows(len(windows), settings.windows, settings.split, rng.child("windows")),
+        samples=settings.samples,
+        baselines=open_all_baselines(run, corpus),
+        joint=None if run.recipe.energy is None else joint_subject(run, corpus, lm, open_candidates(run, corpus)),
+    )
+    return EvaluationShards(subject, run.stage("evaluation"), rng)
+
+
+def joint_subject(run: Run, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:
+    """The run's energy, with the draws that it is measured on."""
+    return JointSubject(
+        energy=load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer),
+        store=store,
+        features=run.features,
+        batch=run.recipe.training.rows,
+        position_windows=run.recipe.evaluation.position_windows,
+        position_draws=run.recipe.evaluation.position_draws,
+    )
+
+
+def open_all_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
+    """The baselines of the recipe, by name."""
+    if not run.recipe.baselines:
+        return {}
+    from freenergy.recipes.stages.baselines import open_baselines
+
+    return open_baselines(run, corpus)
+
+
+def read_summary(run: Run, folder: Path) -> dict[str, Any]:
+    """An evaluation with what each stage cost: times are no part of the file, which has the same bits in every run."""
+    summary = read_json(folder / SUMMARY)
+    base = summary.get("base")
+    if not {"split", "windows", "baselines"} <= set(summary) or not isinstance(base, dict) or "interval" not in base:
+        raise UserError(f"{folder / SUMMARY} is of another version of freenergy: delete its folder and run it again")
+    records = {stage.name: run.stage(stage.name) / "stage.json" for stage in stages(run.recipe)}
+    done = {name: read_json(path) for name, path in records.items() if path.is_file()}
+    summary["cost"] = {name: {key: record.get(key) for key in _TIMES} for name, record in done.items()}
+    if summary["baselines"]:
+        from freenergy.recipes.stages.baselines import baseline_records
+
+        for name, record in baseline_records(run).items():
+            summary["baselines"][name] |= {key: record.get(key) for key in ("parameters", "cpu_seconds")}
+    return summary
+
+
+_TIMES = ("seconds", "cpu_seconds")
+STAGE = Stage("evaluation", _plan, after=("base", "energy", "candidates", "baselines"))

@@ -1,0 +1,142 @@
+"""Stage ``negatives``: continuations of training and validation prefixes, for the energy to be told from real text."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, read_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, LanguageModel, NegativeSource, Truncation
+from freenergy.core.workers.shards import make_ahead
+from freenergy.corpus import Corpus
+from freenergy.energies.settings import LogitsEnergy
+from freenergy.lm.load import RECORD, open_base
+from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
+from freenergy.noise.sources import FromBase, Mixed
+from freenergy.noise.store import Identity, NegativeShards
+from freenergy.recipes.stages.workers import Opened, job
+from freenergy.runs.run import Plan, Run, Stage
+
+BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
+_ROWS = 256  # continuations drawn at once
+
+Sources = tuple[BaseNegatives | InfilledNegatives, ...]
+
+
+def _plan(run: Run, progress: Progress) -> Plan:
+    settings = run.recipe.negatives
+    models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings), "models": models}
+    if isinstance(run.recipe.energy, LogitsEnergy):  # another energy in its place will want those of training
+        inputs["splits"] = stored_splits(run)
+    return Plan(inputs, partial(_work, run))
+
+
+def _mark(model: str) -> str:
+    from freenergy.lm.checkpoints import checkpoint_fingerprint
+
+    return checkpoint_fingerprint(Path(model))
+
+
+def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+    settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
+    lm = open_base(run.stage("base"), corpus.tokenizer)
+    summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
+    if settings.is_relative:
+        progress.say(
+            "some negatives are not the base's own (truncated, tempered or infilled): the energy's optimum is then "
+            "relative to that law, and its gain over the base is measured but not what training aims at"
+        )
+    for split in stored_splits(run):
+        shards = _shards(Opened(run, corpus, lm), split)
+        work = job(run, _shards, (), split)
+        make_ahead(run.engine, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
+        shards.write(progress)
+        summary[split] = {"windows": len(shards.rows), "per_prefix": shards.identity.per_prefix}
+    return summary
+
+
+def _shards(opened: Opened, split: str) -> NegativeShards:
+    """The shards of a split; of held-out text they are the base's own draws."""
+    run, corpus, lm = opened
+    settings, identity = run.recipe.negatives, stored_identity(run, corpus, split)
+    return NegativeShards(
+        run.stage("negatives") / split,
+        chosen_windows(run, corpus, split),
+        corpus.windows(split),
+        make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
+        identity,
+        Rng(run.recipe.seed).child("negatives", split),
+        shard=settings.shard,
+        batch=max(1, _ROWS // identity.per_prefix),
+    )
+
+
+def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
+    """What negatives of a split are made of."""
+    return Identity(
+        lm=str(read_json(run.stage("base") / RECORD)["fingerprint"]),
+        tokenizer=corpus.tokenizer.fingerprint,
+        corpus=corpus.fingerprint,
+        split=split,
+        seed=run.recipe.seed,
+        per_prefix=per_prefix,
+        sources=fingerprint([asdict(source) for source in sources]),
+        space=corpus.space,
+    )
+
+
+def stored_splits(run: Run) -> tuple[str, ...]:
+    """The splits whose negatives are kept: where nothing is learned, or from fresh ones, none of training."""
+    learns_from_store = not run.recipe.negatives.fresh and not isinstance(run.recipe.energy, LogitsEnergy)
+    return ("validation", "train") if learns_from_store else ("validation",)
+
+
+def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
+    """What the stored negatives of the train or the validation split are made of."""
+    settings = run.recipe.negatives
+    if split == "train":
+        return identify(run, corpus, split, settings.per_prefix, settings.sources)
+    return identify(run, corpus, split, settings.validation_per_prefix, BASE_ALONE)
+
+
+def chosen_windows(run: Run, corpus: Corpus, split: str) -> torch.Tensor:
+    """The windows of a split that negatives are drawn for, in random order."""
+    settings, available = run.recipe.negatives, corpus.report.splits[split].windows
+    wanted = settings.windows if split == "train" else settings.validation_windows
+    order = Rng(run.recipe.seed).child("negatives", split, "windows").permutation(available)
+    return order[: wanted or available]
+
+
+def make_source(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
+    """The mixture of sources that the settings describe."""
+    parts = [_part(source, lm, corpus) for source in settings.sources]
+    return parts[0] if len(parts) == 1 else Mixed(list(zip(parts, settings.counts, strict=True)))
+
+
+def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromBase:
+    """Draws of the base; a server draws by a seed a request, networks and tables many windows at once."""
+    return FromBase(lm, corpus.space, truncation, together=type(lm).__name__ != "RemoteLM")
+
+
+def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
+    if isinstance(settings, BaseNegatives):
+        return from_base(lm, corpus, settings.truncation)
+    from freenergy.lm.checkpoints import load_checkpoint
+    from freenergy.noise.infilling import Infilling
+
+    model, _ = load_checkpoint(Path(settings.model))
+    if model.config.vocab_size != lm.vocab_size + 1:
+        raise UserError(
+            f"{settings.model} knows {model.config.vocab_size} tokens, not the base's {lm.vocab_size} and a mask: give "
+            'the trunk that a bit with start = "scratch" has left in its run (energy/trunk-0/model)'
+        )
+    return Infilling(model, mask_token=lm.vocab_size, share=settings.mask_share, lm=lm)
+
+
+STAGE = Stage("negatives", _plan, after=("base",))

@@ -1,0 +1,58 @@
+"""What workers open to make shards of a run: its recipe, its corpus and its base.
+
+Corpus and base are opened once a process; who sees another run than the process that gives it work refuses to work.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import fingerprint, host
+from freenergy.core.roles import LanguageModel
+from freenergy.core.workers.shards import Job, Maker
+from freenergy.corpus import Corpus
+from freenergy.lm.load import open_base
+from freenergy.runs.run import Run
+
+_RECIPE = "recipe"
+Marks = tuple[tuple[str, str], ...]  # the recipe's fingerprint, and the keys of finished stages
+
+
+class Opened(NamedTuple):
+    """A run with what most of its shards are made of."""
+
+    run: Run
+    corpus: Corpus
+    lm: LanguageModel
+
+
+def job(run: Run, open_shards: Callable[..., Maker], after: tuple[str, ...], *arguments: object) -> Job:
+    """For workers: ``open_shards(opened, *arguments)``, of a run in which the stages ``after`` are finished."""
+    return Job(_open, run.folder.resolve(), (open_shards, _marks(run, after), *arguments))
+
+
+def _marks(run: Run, after: tuple[str, ...]) -> Marks:
+    keys = [(name, str(run.finished(name)["key"])) for name in ("base", *after)]
+    return ((_RECIPE, fingerprint(run.recipe.to_json())), *keys)
+
+
+def _open(folder: Path, open_shards: Callable[..., Maker], marks: Marks, *arguments: object) -> Maker:
+    run = Run.open(folder)
+    found = _marks(run, tuple(name for name, _ in marks[2:]))
+    for wanted in marks:
+        if wanted not in found:
+            raise UserError(
+                f"{host()} sees another {wanted[0]} in {folder} than the process that gives it work: take a folder on "
+                "a disk that all workers share"
+            )
+    return open_shards(Opened(run, *_models(folder, marks[1])), *arguments)
+
+
+@lru_cache(maxsize=1)
+def _models(folder: Path, base: tuple[str, str]) -> tuple[Corpus, LanguageModel]:
+    """``base`` names what is there now."""
+    run = Run.open(folder)
+    corpus = Corpus.open(run.stage("corpus"))
+    return corpus, open_base(run.stage("base"), corpus.tokenizer)

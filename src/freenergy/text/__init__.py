@@ -1,0 +1,1 @@
+"""The public face for text: prefixes to texts, long text, ranking, n-best lists."""

@@ -1,0 +1,229 @@
+"""The joint model: a language model and an energy that corrects it.
+
+    P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c),      log_score = log_base − energy = log P(x | c) + log Z(c)
+
+``log_score`` ranks continuations of one context exactly, since Z(c) is the same for all of them; between contexts it
+does not compare. The pair is saved in one folder, in Hugging Face's manner, with a model card.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import own_folder, read_json, whole, write_json, write_text
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus import Tokenizer
+from freenergy.corpus.tokenize_pair import join
+from freenergy.energies.call import energies_in_parts
+from freenergy.energies.load import load_energy
+from freenergy.lm.load import open_base, save_base
+from freenergy.partition.next_token import next_token
+from freenergy.samplers.candidates import Target
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import SILENT
+from freenergy.text.model_card import model_card
+from freenergy.text.next_table import NextTable
+from freenergy.text.ranking import JointScores, Ranking
+from freenergy.text.texts import Texts
+from freenergy.text.write import OnChunk, Writing, stream, write_texts
+
+RECORD = "joint.json"
+
+
+@final
+class ResidualModel:
+    """P(x | c) ∝ P_LM(x | c) · exp(−E(c, x))."""
+
+    def __init__(
+        self,
+        base: LanguageModel,
+        energy: Energy,
+        tokenizer: Tokenizer | None = None,
+        *,
+        space: SequenceSpace | None = None,
+        room: int | None = None,
+    ) -> None:
+        self.base = base
+        self.energy = energy.eval() if isinstance(energy, nn.Module) else energy
+        self.tokenizer = tokenizer
+        self.space = space  # of the continuations that the energy was trained on
+        self.room = room  # tokens before them that it was trained with
+
+    @torch.no_grad()
+    def scores(self, x: Continuations, *, may_forbid: bool = False) -> JointScores:
+        """log P_LM and E of each continuation; with ``may_forbid`` an energy may be +inf, and is refused otherwise."""
+        for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
+            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
+                raise UserError(
+                    f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
+                )
+        return JointScores(
+            self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x, may_forbid=may_forbid)
+        )
+
+    def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """log P_LM(x | c) − E(c, x): ranks the continuations of one context, exactly."""
+        return self.scores(x).log_score
+
+    def score(self, prefix: str, candidates: Sequence[str], *, ends: bool = False) -> Ranking:
+        """Rank texts as continuations of a prefix, exactly; an empty prefix is the start of a document.
+
+        With ``ends`` each candidate is scored as a text that ends there (EOS is its last token). Without it a candidate
+        may go on, so a longer one is a narrower claim and seldom has the higher score.
+        """
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before ranking texts")
+        if isinstance(candidates, str) or not candidates:
+            raise UserError("there is no list of candidates to rank: give one text or more, as in ['one', 'another']")
+        joined = join(self.tokenizer, prefix, candidates, end=[self.tokenizer.eos] if ends else [])
+        xs = [tuple(text.tokens) for text in joined.texts]
+        # equal candidates have equal scores, to the last bit
+        distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
+        x = Continuations.from_lists([joined.context], [list(distinct)])
+        scores, of = self.scores(x, may_forbid=True), torch.tensor([distinct[x] for x in xs])
+        return Ranking.of(prefix, candidates, joined, JointScores(scores.log_base[:, of], scores.energy[:, of]))
+
+    def sample(
+        self,
+        prefix: str,
+        *,
+        candidates: int = 256,
+        n: int = 1,
+        length: int | None = None,
+        truncation: Truncation = ANCESTRAL,
+        target: Target = "restricted",
+        chunks: int = 1,
+        seed: int = 0,
+        progress: Progress = SILENT,
+    ) -> Texts:
+        """``n`` texts that continue a prefix, each chosen among ``candidates`` by weight; see docs/writing.md.
+
+        The texts are those of ``freenergy sample`` with the same seed and settings. ``write`` takes any other sampler.
+        """
+        sampler = Resampling(candidates=candidates, num=n, truncation=truncation, target=target)
+        writing = Writing(sampler=sampler, chunks=chunks, room=self.room)
+        return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
+
+    def write(
+        self,
+        prefix: str,
+        space: SequenceSpace,
+        rng: Rng,
+        writing: Writing,
+        *,
+        progress: Progress = SILENT,
+        on_chunk: OnChunk | None = None,
+    ) -> Texts:
+        """Texts by any sampler, chunk by chunk if asked."""
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before writing with it")
+        found = write_texts(
+            self.base, self.energy, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
+        )
+        return replace(found, notes=(*found.notes, *self.unlike_training(prefix, space, writing)))
+
+    def next(
+        self,
+        prefix: str,
+        *,
+        written: str = "",
+        top_k: int = 5,
+        completions: int | None = 128,
+        length: int | None = None,
+        seed: int = 0,
+        progress: Progress = SILENT,
+    ) -> NextTable:
+        """What comes after a prefix, and after what is ``written`` of the continuation, under base and joint model."""
+        if self.tokenizer is None:
+            raise UserError(
+                "this joint model has no tokenizer: pass one to ResidualModel before asking what comes next"
+            )
+        context, head = self.tokenizer.encode(prefix), list[int]()
+        if written:
+            joined = join(self.tokenizer, prefix, [written])
+            context, head = joined.context, joined.texts[0].tokens
+        space, rng = self.space_of(length), Rng(seed)
+        found = next_token(
+            self.base,
+            self.energy,
+            Sequences.from_lists([context]),
+            head,
+            space,
+            rng,
+            top_k=top_k,
+            completions=completions,
+            progress=progress,
+        )
+        return NextTable(prefix + written, found, self.tokenizer)
+
+    def unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
+        """Where the energy reads what it was not trained on."""
+        notes = []
+        if self.space is not None and space.length != self.space.length:
+            notes.append(
+                f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
+            )
+        if self.tokenizer is not None and self.room is not None and writing.chunks == 1:  # chunks keep to the room
+            before = len(self.tokenizer.encode(prefix))
+            if before > self.room:
+                notes.append(
+                    f"the energy was trained with {self.room} tokens before the continuation, not with {before}"
+                )
+        return notes
+
+    def space_of(self, length: int | None) -> SequenceSpace:
+        """Continuations of ``length`` tokens, or as the energy was trained on."""
+        if self.space is None and length is None:
+            raise UserError("nothing says how long a continuation is: give a length")
+        if self.space is not None:
+            return self.space if length is None else replace(self.space, length=length)
+        assert length is not None
+        return SequenceSpace(vocab_size=self.base.vocab_size, length=length, eos=self.base.eos)
+
+    def save_pretrained(self, folder: str | Path, *, facts: dict[str, Any] | None = None) -> None:
+        """Write base, energy, tokenizer and a model card into one folder, whole or not at all.
+
+        ``facts`` are what is known of the pair (how it was trained and measured); they are kept and told by the card.
+        """
+        if self.tokenizer is None:
+            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before saving it")
+        save_energy: Any = getattr(self.energy, "save_pretrained", None)
+        if save_energy is None:
+            raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
+        with whole(own_folder(folder, RECORD)) as aside:
+            save_base(self.base, aside)
+            save_energy(aside / "energy")
+            self.tokenizer.save(aside / "tokenizer")
+            record = {
+                "kind": "joint",
+                "tokenizer": self.tokenizer.fingerprint,
+                "facts": facts or {},
+                "space": None if self.space is None else asdict(self.space),
+                "room": self.room,
+            }
+            write_json(aside / RECORD, record)
+            write_text(aside / "README.md", model_card(self.base, self.energy, facts or {}))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "ResidualModel":
+        """Load what ``save_pretrained`` has written."""
+        folder = Path(folder)
+        if not (folder / RECORD).is_file():
+            raise UserError(f"there is no joint model in {folder}: give a folder that save_pretrained has made")
+        tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
+        record = read_json(folder / RECORD)
+        if tokenizer.fingerprint != record.get("tokenizer"):
+            raise UserError(f"the tokenizer in {folder} is not the one of the joint model: save it again")
+        base = open_base(folder, tokenizer)
+        energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
+        space = None if record.get("space") is None else SequenceSpace(**record["space"])
+        return cls(base, energy, tokenizer, space=space, room=record.get("room"))

@@ -1,0 +1,21 @@
+"""Lists of candidates ranked by a joint model: files, weights, errors and their significance."""
+
+from freenergy.text.nbest.combining import Combination
+from freenergy.text.nbest.files import rank_file
+from freenergy.text.nbest.nbest import NBest, read_lists
+from freenergy.text.nbest.significance import Comparison, compare
+from freenergy.text.nbest.tables import Table, tables
+from freenergy.text.nbest.tuning import Development, tune
+
+__all__ = [
+    "Combination",
+    "Comparison",
+    "Development",
+    "NBest",
+    "Table",
+    "compare",
+    "rank_file",
+    "read_lists",
+    "tables",
+    "tune",
+]

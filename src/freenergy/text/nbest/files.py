@@ -1,0 +1,173 @@
+"""A file of lists, ranked: with weights tuned on another file, and with errors counted where there are references.
+
+    tune on DEV  →  λ          FILE, λ  →  a line a list: each candidate's score s and rank
+
+Systems that choose: ``first`` the candidate that is given first, ``base`` the largest log_base, ``joint`` the largest
+log_score, ``weighted`` (or ``tuned``) the largest s where its weights are others than the joint model's, ``oracle`` the
+best that there is. Ties go to the earlier candidate.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import alone_with, whole
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.text.model import ResidualModel
+from freenergy.text.nbest.combining import Combination
+from freenergy.text.nbest.nbest import read_lists
+from freenergy.text.nbest.notes import Notes
+from freenergy.text.nbest.scoring import Scored, score_file
+from freenergy.text.nbest.significance import Tally
+from freenergy.text.nbest.tuning import Development
+from freenergy.text.nbest.tuning import tune as find_weights
+from freenergy.text.ranking import Ranking
+from freenergy.text.texts import finite
+
+_SILENT = Silent()
+
+
+def rank_file(
+    joint: ResidualModel,
+    path: str | Path,
+    *,
+    out: str | Path | None = None,
+    tune: str | Path | None = None,
+    ends: bool = False,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    resamples: int = 10_000,
+    restarts: int = 8,
+    progress: Progress = _SILENT,
+) -> dict[str, Any]:
+    """Rank every list of a JSON-lines file; see docs/ranking.md for the file and for what comes back.
+
+    With ``out`` the ranked lists are written there, and a killed call goes on where it was; else they are in the
+    result. ``tune`` names another file, whose lists have references or errors, to find the weights on; ``weights`` are
+    where that begins, and otherwise the weights.
+    """
+    path, rng, aim = Path(path), Rng(seed).child("ranking"), None if out is None else Path(out)
+    _check(path, aim, None if tune is None else Path(tune), resamples, restarts)
+    combination, tuned, tally, notes = Combination(next(read_lists(path)).scores, weights), None, Tally(), Notes(path)
+    with _folder(aim) as folder:
+        if tune is not None:
+            scored = score_file(joint, Path(tune), folder, ends=ends, progress=progress)
+            combination, tuned = _tuned(Path(tune), scored, combination, rng, restarts, progress)
+        scored = score_file(joint, path, folder, ends=ends, progress=progress)
+        results = _written(_ranked(scored, combination, tuned is not None, tally, notes), aim)
+    for sentence in notes.sentences(ends):
+        progress.say(sentence)
+    return {
+        "file": str(path),
+        "out": None if aim is None else str(aim),
+        "ends": ends,
+        "counts": notes.counts,
+        "weights": combination.weights,
+        "tuned": tuned,
+        "errors": _errors(tally, rng, resamples) if len(tally) else None,
+        "lists": results,
+    }
+
+
+def _check(path: Path, out: Path | None, tune: Path | None, resamples: int, restarts: int) -> None:
+    if resamples < 100 or restarts < 0:
+        raise UserError(f"{resamples} resamples, {restarts} restarts: ask for 100 or more and for 0 or more")
+    if out is not None and out.resolve() in [file.resolve() for file in (path, tune) if file is not None]:
+        raise UserError(f"{out} would be written over the lists that are read from it: choose another file to write")
+    if tune is not None and tune.resolve() == path.resolve():
+        raise UserError(f"{tune} would be tuned and measured on at once, which flatters: tune on other lists")
+    files = [path] if tune is None else [path, tune]
+    names = [{tuple(one.scores) for one in read_lists(file)}.pop() for file in files]  # a bad line is found here
+    if len(set(names)) > 1:
+        mine, theirs = (", ".join(one) or "none" for one in names)
+        raise UserError(f"{tune} has the scores {theirs}, but {path} has {mine}: give both files the same")
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Where scores are kept while they are made: beside the result, for the same call after a crash."""
+    if out is None:
+        with TemporaryDirectory() as passing:
+            yield Path(passing)
+        return
+    folder = out.with_name(f".{out.name}.scores")
+    with alone_with(out):
+        yield folder
+        shutil.rmtree(folder)
+
+
+def _tuned(
+    path: Path, scored: Scored, combination: Combination, rng: Rng, restarts: int, progress: Progress
+) -> tuple[Combination, dict[str, Any]]:
+    """The weights found on development lists, and the errors there before and after."""
+    try:
+        development = Development.of(scored, combination)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    found = find_weights(development, combination, rng.child("tune"), restarts=restarts, progress=progress)
+    after = Combination(combination.names[2:-1], found)
+    rates = [development.total(weights.vector) / (development.units or 1) for weights in (combination, after)]
+    return after, {"file": str(path), "lists": len(development.errors), "before": rates[0], "after": rates[1]}
+
+
+def _ranked(
+    scored: Scored, combination: Combination, is_tuned: bool, tally: Tally, notes: Notes
+) -> Iterator[dict[str, Any]]:
+    """One object a list; errors and oddities are counted on the way."""
+    for one, ranking in scored:
+        s = combination(one, ranking)
+        notes.add(one, ranking)
+        if one.unit is not None:
+            tally.add(one, _choices(ranking, s, one.errors(), combination, is_tuned))
+        ranks = np.argsort(np.argsort(-s, kind="stable")) + 1
+        rows = [
+            candidate.to_json() | {"score": finite(float(score)), "rank": int(rank)}
+            for candidate, score, rank in zip(ranking.candidates, s, ranks, strict=True)
+        ]
+        best = one.candidates[int(s.argmax())]
+        yield {"line": one.line, "id": one.name, "prefix": one.prefix, "best": best, "candidates": rows}
+
+
+def _choices(
+    ranking: Ranking, s: Float[np.ndarray, " N"], errors: Sequence[float], combination: Combination, is_tuned: bool
+) -> dict[str, float]:
+    """The errors of what each system chooses; of equals the earlier candidate."""
+    log_base = [candidate.log_base for candidate in ranking.candidates]
+    log_score = [candidate.log_score for candidate in ranking.candidates]
+    found = {"first": errors[0], "base": errors[int(np.argmax(log_base))], "joint": errors[int(np.argmax(log_score))]}
+    if is_tuned or not combination.is_joint:
+        found["tuned" if is_tuned else "weighted"] = errors[int(s.argmax())]
+    return found | {"oracle": min(errors)}
+
+
+def _errors(tally: Tally, rng: Rng, resamples: int) -> dict[str, Any]:
+    """Error rates, and what is better than what."""
+    rates = tally.rates()
+    last = next((name for name in ("tuned", "weighted") if name in rates), None)
+    pairs = [("joint", "first"), ("joint", "base")] + ([] if last is None else [(last, "first"), (last, "joint")])
+    rng = rng.child("bootstrap")
+    return {
+        "unit": tally.unit,
+        "lists": len(tally),
+        "documents": len(tally.units),
+        "rates": rates,
+        "comparisons": [tally.compare(a, b, rng, resamples) for a, b in pairs],
+    }
+
+
+def _written(rows: Iterator[dict[str, Any]], out: Path | None) -> list[dict[str, Any]] | None:
+    if out is None:
+        return list(rows)
+    with whole(out) as aside, aside.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    return None

@@ -1,0 +1,135 @@
+"""What a joint model thinks of given continuations, and the order that follows from it.
+
+    share_i = P(x_i | c) / Σ_j P(x_j | c) = softmax(log_score)_i,      log_score = log P_LM − E
+
+Z(c) is the same for all continuations of one context, so the joint model's probability of each of n candidates, given
+that it is one of these, is known exactly.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.corpus.tokenize_pair import Joined
+from freenergy.text.texts import finite
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JointScores:
+    """Both halves of a joint model's score of continuations, float64."""
+
+    log_base: Float[Tensor, "batch num"]
+    energy: Float[Tensor, "batch num"]
+
+    @property
+    def log_score(self) -> Float[Tensor, "batch num"]:
+        """log P_LM − E: not normalised."""
+        return self.log_base - self.energy
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """One candidate of a list, and what the joint model thinks of it."""
+
+    text: str
+    tokens: int
+    log_base: float
+    energy: float
+    log_score: float
+    share: float  # of the list's probability
+    rank: int  # 1 is the best; of equals the earlier one is better
+    is_apart: bool  # encoded without its prefix, since the tokenizer joins across the border
+    reads_as: str | None  # what its tokens spell, where that is not the text
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {name: finite(value) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Candidates for what comes after a prefix, in the order in which they were given."""
+
+    prefix: str
+    candidates: tuple[Ranked, ...]
+
+    @classmethod
+    def of(cls, prefix: str, texts: Sequence[str], joined: Joined, scores: JointScores) -> "Ranking":
+        """From the scores [1, N] of the candidates of one context."""
+        log_score = scores.log_score[0]
+        if log_score.isnan().any():
+            i = int(log_score.isnan().nonzero()[0])
+            raise UserError(
+                f"candidate {i + 1} ({texts[i][:40]!r}) has no score: the base gave {scores.log_base[0, i]}"
+            )
+        if (log_score == -torch.inf).all():
+            raise UserError(
+                f"no candidate is acceptable, {len(texts)} of {len(texts)} have probability zero: give others, or look "
+                "at why the energy forbids these"
+            )
+        order = log_score.argsort(descending=True, stable=True)  # of equals the earlier one is first
+        numbers = (scores.log_base[0], scores.energy[0], log_score, log_score.softmax(0), order.argsort() + 1)
+        rows = zip(*(column.tolist() for column in numbers), strict=True)
+        names = ("log_base", "energy", "log_score", "share", "rank")
+        return cls(
+            prefix,
+            tuple(
+                Ranked(
+                    text=text,
+                    tokens=len(how.tokens),
+                    is_apart=how.is_apart,
+                    reads_as=how.reads_as,
+                    **dict(zip(names, row, strict=True)),
+                )
+                for text, how, row in zip(texts, joined.texts, rows, strict=True)
+            ),
+        )
+
+    @property
+    def best(self) -> Ranked:
+        """The candidate of rank 1."""
+        return min(self.candidates, key=lambda candidate: candidate.rank)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def __getitem__(self, i: int) -> Ranked:
+        return self.candidates[i]
+
+    def __str__(self) -> str:
+        lines = [f"{'rank':>4} {'share':>7} {'log_score':>10} {'log_base':>10} {'energy':>9} {'tokens':>6}  text"]
+        for one in sorted(self.candidates, key=lambda candidate: candidate.rank):
+            numbers = f"{one.rank:4} {one.share:7.2%} {one.log_score:10.3f} {one.log_base:10.3f} {one.energy:9.3f}"
+            mark = " (encoded apart from the prefix)" * one.is_apart
+            mark += "" if one.reads_as is None else f" (its tokens read {_short(one.reads_as)})"
+            lines.append(f"{numbers} {one.tokens:6}  {_short(one.text)}{mark}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The candidates in the order in which they were given, with their ranks."""
+        rows = [candidate.to_json() for candidate in self.candidates]
+        return {"prefix": self.prefix, "best": self.best.text, "candidates": rows}
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One row a candidate."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a data frame needs pandas: pip install pandas, or use to_json") from None
+        return pandas.DataFrame([asdict(candidate) for candidate in self.candidates])
+
+
+def _short(text: str) -> str:
+    """As a literal, on one line."""
+    return repr(text if len(text) <= 60 else text[:59] + "…")

@@ -1,0 +1,201 @@
+"""What was written, as text: to read, to print, as JSON and as a data frame."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from freenergy.core.errors import UserError
+from freenergy.core.roles import ANCESTRAL
+from freenergy.corpus import Tokenizer
+from freenergy.partition.estimate import LARGE_SHARE
+from freenergy.samplers.candidates import Candidates
+from freenergy.samplers.sampled import Sampled, effective
+
+if TYPE_CHECKING:
+    import pandas
+
+_TARGETS = {
+    "joint": "the joint model on the strings that the proposal can draw",
+    "restricted": "the joint model restricted to the truncated base",
+    "base": "the base, truncated and tempered as asked",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """One text that was written; its numbers are sums over its chunks."""
+
+    text: str
+    tokens: tuple[int, ...]
+    log_base: float
+    energy: float
+    drawn: int  # tokens that the numbers are of: more than ``tokens`` where the document ended before them
+    share: float | None = None  # of the weight among the candidates; None for several chunks
+    has_ended: bool = False  # EOS was written
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "text": self.text,
+            "tokens": len(self.tokens),
+            "drawn": self.drawn,
+            "log_base": finite(self.log_base),
+            "energy": finite(self.energy),
+            "log_score": finite(self.log_base - self.energy),
+            "share": self.share,
+            "has_ended": self.has_ended,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Texts that continue one prefix, and the evidence of how they were chosen.
+
+    ``steps`` are what the sampler gave: one for all texts, or one a chunk of each text in order.
+    """
+
+    prefix: str
+    texts: tuple[Text, ...]
+    steps: tuple[Sampled, ...]
+    tokenizer: Tokenizer
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, i: int) -> Text:
+        return self.texts[i]
+
+    def __str__(self) -> str:
+        lines = []
+        for text in self.texts:
+            share = "" if text.share is None else f", {100 * text.share:.1f} % of the weight"
+            lines += [
+                f"{self.prefix[-60:]} ▸ {text.text}",
+                f"    log P_LM {text.log_base:.2f}, E {text.energy:.2f}{share}",
+            ]
+        return "\n".join([*lines, *told(self.steps), *(f"mind: {note}" for note in self.all_notes())])
+
+    def all_notes(self) -> list[str]:
+        """What speaks against trusting the texts, each thing once."""
+        found, of = Counter(note for step in self.steps for note in step.notes), len(self.steps)
+        told = [f"{note} ({count} of {of} chunks say so)" if count > 1 else note for note, count in found.items()]
+        return [*dict.fromkeys(self.notes), *told]
+
+    def to_json(self, *, candidates: bool = False) -> dict[str, Any]:
+        """Texts and diagnostics; with every candidate if asked."""
+        steps = [diagnosis(step) for step in self.steps]
+        if candidates:
+            rows = [self._rows(step) for step in self.steps]
+            steps = [{**step, "candidates": row} for step, row in zip(steps, rows, strict=True)]
+        return {
+            "prefix": self.prefix,
+            "texts": [text.to_json() for text in self.texts],
+            "steps": steps,
+            "notes": self.all_notes(),
+        }
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """One row a candidate: its step, text, log-probabilities, energy, share of the weight, and how often chosen."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a data frame needs pandas: pip install pandas, or use to_json") from None
+        rows = [{"step": i, **row} for i, step in enumerate(self.steps) for row in self._rows(step)]
+        return pandas.DataFrame(rows)
+
+    def _rows(self, step: Sampled) -> list[dict[str, Any]]:
+        found = step.candidates
+        if found is None or step.chosen is None:
+            return _results(step, self.tokenizer)
+        times = step.chosen.bincount(minlength=found.energy.shape[1]).tolist()
+        columns = [found.log_base, found.log_proposal, found.energy, found.log_weight, found.share]
+        names = ["log_base", "log_proposal", "energy", "log_weight", "share"]
+        if found.log_ahead is not None:
+            columns, names = [*columns, found.log_ahead], [*names, "log_ahead"]
+        numbers = [column[0].tolist() for column in columns]
+        return [
+            {"text": self.tokenizer.decode(x), "tokens": len(x), "chosen": chosen}
+            | {name: finite(value) for name, value in zip(names, row, strict=True)}
+            for x, chosen, *row in zip(found.x.lists()[0], times, *numbers, strict=True)
+        ]
+
+
+def _results(step: Sampled, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    rows = zip(step.x.lists()[0], step.log_base[0].tolist(), step.energy[0].tolist(), strict=True)
+    return [
+        {"text": tokenizer.decode(x), "tokens": len(x), "log_base": finite(log_base), "energy": finite(E), "chosen": 1}
+        for x, log_base, E in rows
+    ]
+
+
+def diagnosis(step: Sampled) -> dict[str, Any]:
+    """How a sampler's results came about, in plain numbers."""
+    told: dict[str, Any] = {
+        "method": step.method,
+        "target": step.target,
+        "distance": step.distance,
+        "distance_is_estimated": step.is_estimated,
+        "base_tokens": step.base_tokens,
+        "acceptance": step.acceptance,
+    }
+    if step.log_partition is not None:
+        told |= {"log_partition": finite(step.log_partition), "ess": step.ess}
+    return told | ({} if step.candidates is None else weights(step.candidates))
+
+
+def weights(candidates: Candidates) -> dict[str, Any]:
+    """Effective sample size, largest share, k̂ and coverage of one context's candidates."""
+    n, (covered, error) = candidates.energy.shape[1], candidates.covered()
+    found = candidates.diagnostics() if n > 1 else None
+    return {
+        "candidates": n,
+        "distinct": int(candidates.first().sum()),
+        "ess": effective(candidates.log_weight),
+        "largest_share": float(candidates.share.max()),
+        "k_hat": None if found is None else finite(float(found.k_hat)),
+        "log_partition": None if found is None else finite(float(found.lower)),
+        "standard_error": None if found is None else finite(float(found.standard_error)),
+        "covered": float(covered),
+        "covered_error": finite(float(error)),
+    }
+
+
+def told(steps: Sequence[Sampled]) -> list[str]:
+    """The evidence in one or two lines; of several steps the worst numbers."""
+    worst, numbers = max(step.distance for step in steps), [diagnosis(step) for step in steps]
+    lines = []
+    if steps[0].candidates is not None:
+        ess, share = min(row["ess"] for row in numbers), max(row["largest_share"] for row in numbers)
+        tails = [row["k_hat"] for row in numbers if row["k_hat"] is not None]
+        at_worst = ", at worst" if len(steps) > 1 else ""
+        tail = f", tail k̂ {max(tails):.2f}" if tails else ""
+        lines.append(
+            f"{numbers[0]['candidates']} candidates{at_worst}: {ess:.1f} effective, the heaviest has "
+            f"{100 * share:.1f} % of the weight{tail}"
+        )
+    accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
+    rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
+    how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
+    is_known = not any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers)
+    far = f"at most {worst:.2g} ({how})" if is_known else "not known, since one candidate carries most of the weight"
+    lines.append(
+        f"{steps[0].method}: {rate}total variation from {_target(steps[0])} {far}; "
+        f"{sum(step.base_tokens for step in steps):,} base tokens"
+    )
+    return lines
+
+
+def _target(step: Sampled) -> str:
+    """The law that was aimed at, in words."""
+    found = step.candidates
+    words = "the joint model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.target]
+    return words if found is None or found.log_ahead is None else f"{words}, looking ahead,"
+
+
+def finite(value: float) -> float | None:
+    """None where JSON has no number for it."""
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,228 @@
+"""From settings to a trained baseline in a folder, and the way back.
+
+    NAME/model   NAME/probe.safetensors   NAME/ngram/   NAME/record.json
+
+``record.json`` is written last and holds what the baseline has cost: parameters, CPU seconds, steps, tokens seen.
+"""
+
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, write_json
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.corpus import Corpus
+from freenergy.energies.probe import Probe
+from freenergy.energies.saving import copied
+from freenergy.energies.settings import ProbeEnergy
+from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.ngram import NgramLM
+from freenergy.lm.presets import Preset, build, count_parameters, preset, set_dropout
+from freenergy.training.baselines.local_ngram import LocalNgram, fit_ngram_weights
+from freenergy.training.baselines.local_probe import LocalProbe
+from freenergy.training.baselines.ralm import Ralm
+from freenergy.training.baselines.residual import ResidualLM
+from freenergy.training.baselines.settings import (
+    BalmBaseline,
+    BaselineSettings,
+    LocalBaseline,
+    LongerBaseline,
+    RalmBaseline,
+)
+from freenergy.training.baselines.training import TRAINING, train_correction, train_network
+from freenergy.training.distributed.ranks import Ranks
+
+RECORD = "record.json"
+_MODEL, _PROBE, _NGRAM = "model", "probe.safetensors", "ngram"
+_CLOSE = 0.05
+
+
+def make_baseline(
+    settings: BaselineSettings,
+    base: LanguageModel,
+    corpus: Corpus,
+    folder: Path,
+    rng: Rng,
+    progress: Progress,
+    *,
+    base_preset: str = "",
+) -> dict[str, Any]:
+    """Train, or go on training, in ``folder``; a baseline that is done stays as it is. Its record is returned.
+
+    Several ranks train networks together; the first counts, fits and writes.
+    """
+    ranks = Ranks.found()
+    if not (folder / RECORD).is_file():
+        match settings:
+            case LongerBaseline():
+                told = _longer(settings, base, corpus, folder, rng, progress)
+            case BalmBaseline():
+                told = _balm(settings, base, corpus, folder, rng, progress, base_preset)
+            case RalmBaseline():
+                told = _ralm(settings, base, corpus, folder, rng, progress)
+            case LocalBaseline():
+                told = _local(settings, base, corpus, folder, rng, progress)
+        if ranks.is_first:
+            write_json(folder / RECORD, {"kind": settings.kind, **told})
+    ranks.barrier()
+    for moments in (folder / TRAINING).glob("*") if ranks.is_first else ():
+        if moments.suffix != ".jsonl":  # weights along the way, and what a kill has left of writing them
+            moments.unlink()
+    return read_json(folder / RECORD)
+
+
+def open_baseline(settings: BaselineSettings, base: LanguageModel, folder: Path) -> LanguageModel:
+    """The baseline that ``make_baseline`` has left in ``folder``, for the base that it was made with."""
+    match settings:
+        case LongerBaseline() | BalmBaseline():
+            return HuggingFaceLM.from_pretrained(folder / _MODEL, eos=base.eos)
+        case RalmBaseline():
+            ralm = Ralm.open(folder / _MODEL)
+            return ResidualLM(base, [ralm.eval().requires_grad_(False)])
+        case LocalBaseline(features=features, order=order):
+            probe = LocalProbe.open(folder / _PROBE) if features != "ngram" else None
+            ngram = LocalNgram.open(folder / _NGRAM, order) if features != "probe" else None
+            corrections = [part.requires_grad_(False) for part in (probe, ngram) if part is not None]
+            return ResidualLM(base, corrections, layers=_layers(settings, base) if probe is not None else ())
+
+
+def matched(shape: Preset, *, parameters: int, vocab_size: int, eos: int) -> Preset:
+    """The shape widened, heads and layers kept, to have ``parameters`` within 5 %."""
+    step, ratio = 8 * shape.heads, shape.feedforward / shape.width  # a quarter of a head rotates, in pairs
+
+    def count(candidate: Preset) -> int:
+        return count_parameters(candidate.config(vocab_size=vocab_size, eos=eos))
+
+    found, width = None, step
+    while True:
+        wider = replace(shape, width=width, feedforward=max(1, round(ratio * width)))
+        if found is not None and count(wider) > parameters:
+            break
+        found, width = wider, width + step
+    # widths are coarse: the feed-forward layers take what is left
+    one_more = count(replace(found, feedforward=found.feedforward + 1)) - count(found)
+    more = round((parameters - count(found)) / one_more)
+    found = replace(found, feedforward=max(1, found.feedforward + more))
+    if abs(count(found) - parameters) > _CLOSE * parameters:
+        raise UserError(
+            f"no width of this shape has {parameters:,} parameters with a vocabulary of {vocab_size:,} (the nearest "
+            f"{count(found):,}): take a preset with fewer heads or layers, or more extra parameters"
+        )
+    return found
+
+
+def _network(settings: BaselineSettings, base: LanguageModel) -> HuggingFaceLM:
+    if not isinstance(base, HuggingFaceLM):
+        raise UserError(
+            f"the baseline {settings.name!r} of kind {settings.kind!r} needs the base's network, and a "
+            f'{type(base).__name__} has none: take a base with a network, or kind = "local" with features = "ngram"'
+        )
+    return base
+
+
+def _size(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _base_size(base: LanguageModel) -> int:
+    return _size(base.model) if isinstance(base, HuggingFaceLM) else 0
+
+
+def _longer(
+    settings: LongerBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
+) -> dict[str, Any]:
+    model = copied(_network(settings, base).model)
+    set_dropout(model, settings.dropout)
+    told = train_network(model, settings, corpus, folder, rng, progress)
+    if Ranks.found().is_first:
+        save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
+    return told | {"parameters": _size(model)}
+
+
+def _balm(
+    settings: BalmBaseline,
+    base: LanguageModel,
+    corpus: Corpus,
+    folder: Path,
+    rng: Rng,
+    progress: Progress,
+    base_preset: str,
+) -> dict[str, Any]:
+    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "eos": base.eos}
+    shape = preset(settings.preset or base_preset)
+    if settings.parameters == "match":
+        own = _size(_network(settings, base).model)
+        shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
+    model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
+    told = train_network(model, settings, corpus, folder, rng, progress)
+    if Ranks.found().is_first:
+        save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
+    return told | {"parameters": _size(model), "shape": asdict(shape)}
+
+
+def _ralm(
+    settings: RalmBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
+) -> dict[str, Any]:
+    ralm = Ralm.from_base(_network(settings, base).model, dropout=settings.dropout)
+    told = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
+    if Ranks.found().is_first:
+        ralm.save(folder / _MODEL, eos=base.eos)
+    return told | {"parameters": _base_size(base) + _size(ralm)}
+
+
+def _local(
+    settings: LocalBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
+) -> dict[str, Any]:
+    """The probe learns first, on training text; then the n-gram weights on top of it, on validation text."""
+    told: dict[str, Any] = {"cpu_seconds": 0.0, "steps": 0, "tokens": 0}
+    below, weights = ResidualLM(base, []), 0
+    if settings.features != "ngram":
+        layers = _layers(settings, base)
+        probe = LocalProbe(
+            layers=len(layers),
+            width=_network(settings, base).width,
+            rank=settings.rank,
+            vocab_size=base.vocab_size,
+        )
+        probe.start(rng.child("weights"))
+        below = ResidualLM(base, [probe], layers=layers)
+        told |= train_correction(below, probe, settings, corpus, folder, rng, progress)
+        if Ranks.found().is_first:
+            probe.save(folder / _PROBE)
+        weights += _size(probe)
+    if settings.features != "probe" and Ranks.found().is_first:
+        begun = time.process_time()
+        ngram, fit = _counted(settings, below, corpus, rng, progress)
+        ngram.save(folder / _NGRAM)
+        weights += _size(ngram)
+        told["cpu_seconds"] += time.process_time() - begun
+        told |= {"ngrams": sum(len(level) for lm in ngram.models for level in lm.counts.levels), "fit": fit}
+        told["tokens"] += len(corpus.stream("train")) + fit["places"]
+    return told | {"parameters": _base_size(base) + weights}
+
+
+def _counted(
+    settings: LocalBaseline, below: ResidualLM, corpus: Corpus, rng: Rng, progress: Progress
+) -> tuple[LocalNgram, dict[str, Any]]:
+    """Count the training text, then weigh the counts on validation windows."""
+    stream = corpus.stream("train")
+    sizes = {"vocab_size": below.vocab_size, "eos": below.eos}
+    name = corpus.tokenizer.fingerprint
+    models = [
+        NgramLM.fit(stream, **sizes, order=k, tokenizer=name, progress=progress) for k in range(1, settings.order + 1)
+    ]
+    windows = corpus.windows("validation")
+    rows = rng.child("windows").permutation(len(windows))[: settings.windows]
+    ngram = LocalNgram(models)
+    fit = fit_ngram_weights(ngram, below.read, windows.continuations(rows).to(below.device), progress)
+    return ngram, fit
+
+
+def _layers(settings: LocalBaseline, base: LanguageModel) -> tuple[int, ...]:
+    """Those of a probe energy with the same settings."""
+    return Probe(ProbeEnergy(layers=settings.layers), _network(settings, base)).layers

@@ -1,0 +1,125 @@
+"""Data and negatives side by side, as an energy reads them in training.
+
+    x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix a row
+
+Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn anew at every step.
+
+An energy that is to judge unfinished texts reads data and negatives alike cut to t tokens. The negatives of a cut are
+draws of P_LM(x_≤t | c), so the optimum of every cut is the log-ratio of marginals,
+
+    E(x_≤t) = log P_LM(x_≤t | c) − log truth(x_≤t | c)  +  a constant of t
+
+and where the whole energy is at its optimum too, e^{−E(x_≤t)} is proportional to E_{P_LM}[e^{−E(x)} | x_≤t].
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import NegativeSource
+from freenergy.core.sequences import Continuations
+from freenergy.corpus import Windows
+from freenergy.noise.store import NegativeStore
+
+
+@runtime_checkable
+class Contrast(Protocol):
+    """Windows, each with negatives of the same prefix."""
+
+    def __len__(self) -> int:
+        """How many windows."""
+        ...
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> "Batch":
+        """The windows at these places, the datum first and ``num`` negatives after it."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What an energy reads in one step, and where stored strings stand: row, and column with the datum at 0.
+
+    Rows are the windows, and with several cuts all windows of the first cut, then all of the second, …
+    """
+
+    x: Continuations
+    index: Int[Tensor, " batch"]
+    columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
+    log_base: Float[Tensor, "batch num"] | None = None  # log P_LM of the whole negatives, where they are whole
+
+
+def cuts(length: int, num: int) -> tuple[int, ...]:
+    """``num`` lengths, evenly spaced, the last one whole.
+
+    >>> cuts(40, 4), cuts(5, 2)
+    ((10, 20, 30, 40), (3, 5))
+    """
+    if num > length:
+        raise UserError(
+            f"an energy cannot be fitted at {num} lengths of continuations of {length} tokens: set training.lengths to "
+            f"{length} or less"
+        )
+    return tuple(-(-length * k // num) for k in range(1, num + 1))
+
+
+def cut(x: Continuations, length: int) -> Continuations:
+    """The first ``length`` tokens of each continuation; what has ended before stays whole."""
+    return Continuations(x.contexts, x.tokens[:, :, :length], x.lengths.clamp(max=length))
+
+
+@final
+class StoredContrast:
+    """Negatives that were drawn once: a training step takes ``num`` of them at random."""
+
+    def __init__(self, windows: Windows, store: NegativeStore) -> None:
+        self.windows, self.store = windows, store
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
+        """A random choice of each window's negatives, without replacement."""
+        K = self.store.per_prefix
+        if num > K:
+            raise UserError(
+                f"a training step takes {num} negatives of each prefix but {K} are stored: "
+                "set training.negatives lower or negatives.per_prefix higher"
+            )
+        data = self.windows.continuations(self.store.rows[index])
+        draws = self.store.draws(index, data.contexts)
+        x = Continuations.cat([data, draws.x], dim=1)
+        order = rng.child("negatives").uniform(len(index), K).argsort(1)[:, :num] + 1
+        chosen = torch.cat([torch.zeros(len(index), 1, dtype=torch.long), order], dim=1)
+        rows = torch.arange(len(index)).unsqueeze(1)
+        picked = Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
+        return Batch(picked, index, chosen, draws.log_base.gather(1, order - 1))
+
+    def all(self, index: Int[Tensor, " batch"]) -> Continuations:
+        """The windows at these places with all their negatives."""
+        data = self.windows.continuations(self.store.rows[index])
+        return Continuations.cat([data, self.store.draws(index, data.contexts).x], dim=1)
+
+
+@final
+class FreshContrast:
+    """Negatives that are drawn when they are asked for."""
+
+    def __init__(self, windows: Windows, rows: Int[Tensor, " rows"], source: NegativeSource) -> None:
+        self.windows, self.rows, self.source = windows, rows, source
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
+        """New negatives, from the stream of this step."""
+        rows = self.rows[index]
+        data = self.windows.continuations(rows)
+        draws = self.source.draw(rows, data, num, rng.child("negatives"))
+        x = Continuations.cat([data, draws.x.to(data.tokens.device)], dim=1)
+        return Batch(x, index, log_base=draws.log_base.double().cpu())

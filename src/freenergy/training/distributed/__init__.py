@@ -1,0 +1,1 @@
+"""Training on several processes: ranks, DDP, FSDP."""

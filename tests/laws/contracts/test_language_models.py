@@ -1,0 +1,164 @@
+"""Every public language model keeps the contract of its role: one row each."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import freenergy
+from freenergy import HuggingFaceLM, NgramLM, Rng, Sequences, SequenceSpace, TabularLM, Truncation
+from freenergy.core.roles import ANCESTRAL, LanguageModel
+from freenergy.testing import check_language_model
+
+CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
+V = 4
+
+
+def hugging_face(name, *, fused=False, **options):
+    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 16}
+    config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_(0, 0.4)  # far from uniform, so that a wrong law shows
+    return HuggingFaceLM(model, eos=0, fused=fused)
+
+
+def ngram():
+    stream = np.array([1, 2, 3, 0, 1, 2, 1, 2, 3, 3, 0, 2, 0, 1, 1, 0] * 3)
+    return NgramLM.fit(stream, vocab_size=V, eos=0, order=3)
+
+
+ROWS = {
+    "tabular": (TabularLM, lambda: TabularLM.random(Rng(2), vocab_size=V, order=2), 1e-12),
+    "tabular, order 0": (TabularLM, lambda: TabularLM.random(Rng(2), vocab_size=V, order=0), 1e-12),
+    "ngram": (NgramLM, ngram, 1e-12),
+    "gpt2": (HuggingFaceLM, lambda: hugging_face("GPT2"), 1e-6),
+    "llama": (HuggingFaceLM, lambda: hugging_face("Llama", num_key_value_heads=2, intermediate_size=32), 1e-6),
+    "gpt2, compiled": (HuggingFaceLM, lambda: hugging_face("GPT2", fused=True), 1e-6),
+    "gpt-neox": (HuggingFaceLM, lambda: hugging_face("GPTNeoX", intermediate_size=32), 1e-6),
+    "mistral": (
+        HuggingFaceLM,
+        lambda: hugging_face("Mistral", num_key_value_heads=2, intermediate_size=32, sliding_window=3),
+        1e-6,
+    ),
+    "mamba": (HuggingFaceLM, lambda: hugging_face("Mamba", state_size=4), 1e-6),
+}
+SHARED = {"gpt2", "gpt2, compiled", "llama", "gpt-neox", "mistral"}
+
+
+QUICK = {"tabular", "tabular, order 0", "ngram", "llama"}  # the others are as exact, and slow
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ROWS])
+def test_contract(name):
+    _, make, tolerance = ROWS[name]
+    check_language_model(make(), contexts=CONTEXTS, length=2, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_shares_the_prefix_where_it_should(name):
+    kind, make, _ = ROWS[name]
+    if kind is HuggingFaceLM:
+        assert make().shares_prefix == (name in SHARED)
+
+
+def test_every_public_language_model_has_a_row():
+    public = {getattr(freenergy, name) for name in freenergy.__all__ if name.endswith("LM")}
+    elsewhere = {freenergy.RemoteLM}  # needs a server: tests/base/test_remote.py runs the same contract
+    assert public - elsewhere == {row[0] for row in ROWS.values()}
+
+
+@dataclass
+class Wrong:
+    """A language model with one fault, for the contract to find."""
+
+    fault: str
+    inner: LanguageModel = None
+
+    def __post_init__(self):
+        self.inner = TabularLM.random(Rng(2), vocab_size=V, order=2)
+        self.vocab_size, self.eos, self.max_length = V, 0, None
+
+    def log_prob(self, x):
+        value = self.inner.log_prob(x)
+        if self.fault == "not normalised":
+            return value + 0.01 * (x.lengths > 0)
+        if self.fault == "batch":
+            return value + 0.01 * (x.shape[0] - 1) * (x.lengths > 0)
+        if self.fault == "padding":
+            return value - 1e-3 * (x.tokens * ~x.mask).sum(-1)
+        return value
+
+    def next_log_probs(self, contexts):
+        value = self.inner.next_log_probs(contexts)
+        return value.flip(-1) if self.fault == "next" else value
+
+    def sample(self, contexts, num, space, rng, truncation=ANCESTRAL):
+        if self.fault == "law":  # a little too cold, and it does not say so
+            truth = self.inner.sample(contexts, num, space, rng, Truncation(temperature=0.98))
+            return freenergy.Draws(truth.x, truth.log_base, truth.log_base)
+        if self.fault == "truncation" and truncation.top_k:
+            return self.inner.sample(contexts, num, space, rng, ANCESTRAL)
+        if self.fault == "seed":
+            return self.inner.sample(contexts, num, space, Rng(id(rng) % 1009), truncation)
+        return self.inner.sample(contexts, num, space, rng, truncation)
+
+
+FAULTS = ["not normalised", "batch", "padding", "next", "law", "truncation", "seed"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_contract_finds_a_mutant(fault):
+    check_language_model(Wrong("none"), contexts=CONTEXTS, tolerance=1e-12)
+    with pytest.raises(AssertionError):
+        check_language_model(Wrong(fault), contexts=CONTEXTS, tolerance=1e-12)
+
+
+def test_truncation_against_brute_force():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        p = rng.dirichlet(np.ones(6) * 0.7)
+        k, top_p, temperature = int(rng.integers(1, 7)), float(rng.uniform(0.05, 1)), float(rng.uniform(0.3, 2))
+        tempered = p ** (1 / temperature)
+        order = np.argsort(-tempered)[:k]
+        kept, mass = [], 0.0
+        share = tempered[order] / tempered[order].sum()
+        for token, value in zip(order, share, strict=True):
+            if mass >= top_p:
+                break
+            kept.append(token)
+            mass += value
+        wanted = np.zeros(6)
+        wanted[kept] = tempered[kept] / tempered[kept].sum()
+        truncation = Truncation(top_k=k, top_p=top_p, temperature=temperature)
+        found = truncation(torch.tensor(p).log()).exp().numpy()
+        np.testing.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_ties_keep_exactly_k():
+    q = Truncation(top_k=2)(torch.zeros(5, dtype=torch.float64).log_softmax(-1)).exp()
+    assert int((q > 0).sum()) == 2
+    assert math.isclose(float(q.max()), 0.5)
+
+
+def test_sampling_in_chunks_changes_no_token():
+    lm = hugging_face("GPT2")
+    space, contexts = SequenceSpace(vocab_size=V, length=5), Sequences.from_lists(CONTEXTS)
+    whole = lm.sample(contexts, 7, space, Rng(3))
+    from freenergy.lm import huggingface
+
+    before = huggingface._ROWS
+    try:
+        huggingface._ROWS = 3
+        parts = lm.sample(contexts, 7, space, Rng(3))
+    finally:
+        huggingface._ROWS = before
+    assert torch.equal(whole.x.tokens, parts.x.tokens)
+    torch.testing.assert_close(whole.log_base, parts.log_base, atol=1e-5, rtol=0)

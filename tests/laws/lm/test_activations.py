@@ -1,0 +1,108 @@
+"""Traces: the same numbers as a plain forward pass over each string, read or collected while sampling."""
+
+import math
+
+import pytest
+import torch
+import transformers
+
+from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
+from freenergy.lm import huggingface
+from freenergy.lm.activations import TracingLM
+from freenergy.lm.decoding import sampling
+
+V = 7
+CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
+LAYERS = (0, 1, 2)
+
+
+def network(name, **options):
+    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 32}
+    config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.normal_(0, 0.4)
+    return HuggingFaceLM(model, eos=0)
+
+
+MODELS = {
+    "gpt2": lambda: network("GPT2"),
+    "llama": lambda: network("Llama", num_key_value_heads=2, intermediate_size=32),
+    "mistral": lambda: network("Mistral", num_key_value_heads=2, intermediate_size=32, sliding_window=3),
+    "mamba": lambda: network("Mamba", state_size=4),
+}
+
+
+def slow(lm, context, x):
+    """One string, one forward pass, one place at a time."""
+    context = context or [lm.eos]
+    with torch.no_grad():
+        out = lm.model(torch.tensor([context + x]), output_hidden_states=True, use_cache=False)
+    log_probs, at = out.logits[0].double().log_softmax(-1), range(len(context) - 1, len(context) + len(x) - 1)
+    rows = []
+    for place, token in zip(at, x, strict=True):
+        p = [float(value) for value in log_probs[place].exp()]
+        rank = sorted(p, reverse=True).index(p[token]) + 1
+        rows.append((math.log(p[token]), -sum(q * math.log(q) for q in p), math.log(rank)))
+    states = torch.stack([out.hidden_states[k][0, list(at)].double().mean(0) for k in LAYERS])
+    return torch.tensor(rows, dtype=torch.float64), states
+
+
+def some():
+    rows = [[[(3 * b + 2 * n + t + 1) % V for t in range(n + 1)] for n in range(4)] for b in range(len(CONTEXTS))]
+    return Continuations.from_lists(CONTEXTS, rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reading_agrees_with_a_plain_forward_pass(name, monkeypatch):
+    lm, x = MODELS[name](), some()
+    assert isinstance(lm, TracingLM)
+    traces = [lm.trace(x, LAYERS)]
+    monkeypatch.setattr(huggingface, "_LOGITS", 4 * V * 4 * 3)  # a few rows at a time
+    traces.append(lm.trace(x, LAYERS))
+    for trace in traces:
+        assert torch.equal(trace.mask, x.mask)
+        for b, context in enumerate(CONTEXTS):
+            for n, tokens in enumerate(x.lists()[b]):
+                rows, states = slow(lm, context, tokens)
+                found = torch.stack([trace.log_p[b, n], trace.entropy[b, n], trace.log_rank[b, n]], dim=-1)
+                torch.testing.assert_close(found[: len(tokens)], rows, atol=1e-5, rtol=0)
+                assert (found[len(tokens) :] == 0).all()
+                torch.testing.assert_close(trace.states[b, n], states, atol=1e-5, rtol=0)
+        torch.testing.assert_close(trace.log_p.sum(-1), lm.log_prob(x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "llama")])
+@pytest.mark.parametrize("eos", [None, 0])
+@pytest.mark.parametrize("truncation", [Truncation(), Truncation(top_k=3)])
+def test_sampling_collects_what_reading_finds(name, eos, truncation, monkeypatch):
+    monkeypatch.setattr(huggingface, "_ROWS", 5)
+    monkeypatch.setattr(sampling, "_ROWS", 5)
+    lm, contexts = MODELS[name](), Sequences.from_lists(CONTEXTS)
+    space = SequenceSpace(vocab_size=V, length=6, eos=eos)
+    for num in (2, 7):
+        draws, trace = lm.sample_traced(contexts, num, space, Rng(4), truncation, LAYERS)
+        plain = lm.sample(contexts, num, space, Rng(4), truncation)
+        assert torch.equal(draws.x.tokens, plain.x.tokens)
+        torch.testing.assert_close(draws.log_base, plain.log_base, atol=1e-5, rtol=0)
+        torch.testing.assert_close(draws.log_proposal, plain.log_proposal, atol=1e-5, rtol=0)
+        read = lm.trace(draws.x, LAYERS)
+        assert torch.equal(trace.mask, draws.x.mask)
+        for field in ("states", "log_p", "entropy", "log_rank"):
+            torch.testing.assert_close(getattr(trace, field), getattr(read, field), atol=1e-4, rtol=0)
+    if eos is not None:
+        assert (draws.x.lengths < 6).any()
+
+
+def test_a_trace_of_no_layers_and_of_no_tokens():
+    lm = MODELS["gpt2"]()
+    trace = lm.trace(some(), ())
+    assert trace.states.shape[2] == 0
+    assert torch.equal(trace.log_p, lm.trace(some(), LAYERS).log_p)
+    empty = lm.trace(Continuations.from_lists([[1], [2]], [[[]], [[]]]), LAYERS)
+    assert not empty.mask.any()
+    assert empty.states.shape == (2, 1, 3, 16)

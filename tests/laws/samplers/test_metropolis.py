@@ -1,0 +1,248 @@
+"""Metropolis independence sampling: its whole transition matrix, by walking every branch of a step from every state.
+
+K(x, y) = q(y) · min(1, w(y)/w(x)) for y ≠ x,      P K = P,      TV(P, law after t steps) ≤ (1 − Z/w_max)^t
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from freenergy import Rng, Sequences, UserError
+from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.samplers import Sampler, metropolis, weigh
+from freenergy.samplers.metropolis import Metropolis, State, distance
+from freenergy.testing import law
+
+SMALL = {"tokens": 3, "length": 1, "eos": None}
+PROPOSALS = [
+    (ANCESTRAL, "restricted"),
+    (Truncation(top_k=2), "restricted"),
+    (Truncation(temperature=0.6), "joint"),
+    (Truncation(temperature=1.5, top_k=2), "joint"),
+]
+each_proposal = pytest.mark.parametrize(("truncation", "target"), PROPOSALS, ids=str)
+
+
+def standing_at(world, places, truncation=ANCESTRAL, target="restricted"):
+    """A state with one chain at each of these strings."""
+    x = world.x.candidates(torch.tensor(places))
+    log_q = world.proposal(truncation).log()[places].unsqueeze(0)
+    draws = Draws(x, world.log_base[places].unsqueeze(0), log_q)
+    return State(at=weigh(world.energy, draws, truncation=truncation, target=target))
+
+
+def matrix(world, truncation=ANCESTRAL, target="restricted"):
+    """K, row by row; rows of strings that the proposal cannot draw stay empty."""
+    sampler = Metropolis(truncation=truncation, target=target)
+    K = torch.zeros(len(world.names), len(world.names), dtype=torch.float64)
+    for i in world.proposal(truncation).nonzero().flatten().tolist():
+        state = standing_at(world, [i], truncation, target)
+        found = law(
+            lambda rng, state=state: sampler.step(world.base, world.energy, world.space, state, rng)[0],
+            lambda after: tuple(after.at.x.lists()[0][0]),
+        )
+        K[i] = world.vector(found)
+    return K
+
+
+def by_hand(world, truncation=ANCESTRAL, target="restricted"):
+    q, w = world.proposal(truncation), world.weights(target, truncation)
+    K = q * (w / w.unsqueeze(1)).clamp(max=1)
+    K.fill_diagonal_(0)
+    return K + torch.diag(1 - K.sum(1))
+
+
+@each_proposal
+@pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
+@pytest.mark.slow
+def test_the_target_is_invariant(make_world, truncation, target, eos):
+    world = make_world(eos=eos)
+    K, p, can_draw = matrix(world, truncation, target), world.law(target, truncation), world.proposal(truncation) > 0
+    torch.testing.assert_close(K.sum(1), can_draw.double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(p @ K, p, atol=1e-12, rtol=0)
+    flow = p.unsqueeze(1) * K
+    torch.testing.assert_close(flow, flow.T, atol=1e-12, rtol=0)  # detailed balance
+    torch.testing.assert_close(K[can_draw], by_hand(world, truncation, target)[can_draw], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda now, new: (now - new).clamp(max=0).exp(),  # the ratio upside down
+        lambda now, new: torch.ones_like(now),  # always accept
+        lambda now, new: (2 * (new - now)).clamp(max=0).exp(),  # weights squared
+    ],
+    ids=["upside down", "always", "squared"],
+)
+@pytest.mark.slow
+def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
+    monkeypatch.setattr(metropolis, "_chance", mutant)
+    p = world.law()
+    assert (p @ matrix(world) - p).abs().max() > 1e-2
+
+
+@pytest.mark.slow
+def test_a_wrong_target_is_caught(world, tv):
+    """The weights of one target do not leave the other invariant."""
+    truncation = Truncation(temperature=0.6)
+    K, p = matrix(world, truncation, "restricted"), world.law("joint", truncation)
+    assert tv(p @ K, p) > 1e-2
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.slow
+def test_the_law_of_a_chain(make_world, steps, at_once):
+    """q K^t, whether steps are proposed one by one or together."""
+    world = make_world(**SMALL)
+    sampler = Metropolis(steps=steps, at_once=at_once)
+    found = law(
+        lambda rng: sampler(world.base, world.energy, world.context, world.space, rng),
+        lambda sampled: tuple(sampled.x.lists()[0][0]),
+    )
+    wanted = world.proposal() @ torch.linalg.matrix_power(by_hand(world), steps)
+    torch.testing.assert_close(world.vector(found), wanted, atol=1e-12, rtol=0)
+
+
+@pytest.mark.slow
+def test_chains_are_independent(make_world):
+    world = make_world(**SMALL)
+    found = law(
+        lambda rng: Metropolis(steps=1, num=2)(world.base, world.energy, world.context, world.space, rng),
+        lambda sampled: tuple(tuple(x) for x in sampled.x.lists()[0]),
+    )
+    one = world.proposal() @ by_hand(world)
+    for (i, x), (j, y) in itertools.product(enumerate(world.names), repeat=2):
+        assert found[x, y] == pytest.approx((one[i] * one[j]).item(), abs=1e-12)
+
+
+def test_how_far_after_t_steps(make_world, tv):
+    """From every start within (1 − Z/w_max)^t, and from the largest weight exactly 1 − P times that.
+
+    Mutant: a bound for twice as many steps.
+    """
+    world = make_world(spread=1.5)
+    K, p, q, w = by_hand(world), world.law(), world.proposal(), world.weights()
+    log_z, log_bound = (q * w).sum().log().item(), w.max().log().item()
+    heaviest = int(w.argmax())
+    for t in range(40):
+        rows = torch.linalg.matrix_power(K, t)
+        bound = distance(log_z, log_bound, t)
+        assert max(tv(p, row) for row in rows) <= bound + 1e-14
+        assert tv(p, q @ rows) <= bound * tv(p, q) + 1e-14
+        assert tv(p, rows[heaviest]) == pytest.approx(bound * (1 - p[heaviest].item()), abs=1e-12)
+    assert tv(p, torch.linalg.matrix_power(K, 10)[heaviest]) > distance(log_z, log_bound, 20)
+
+
+@pytest.mark.slow
+def test_a_chain_leaves_what_is_forbidden(make_world):
+    """From a weight of zero any proposal is taken; P stays invariant, and the bound holds from there too."""
+    world = make_world()
+    world.energies[[1, 4]] = math.inf
+    K, p = matrix(world), world.law()
+    torch.testing.assert_close(K[1], world.proposal(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(p @ K, p, atol=1e-12, rtol=0)
+    assert (K[:, [1, 4]][[0, 2, 3, 5, 6]] == 0).all()
+    Z, largest = (world.proposal() * world.weights()).sum(), world.weights().max()
+    after = torch.linalg.matrix_power(K, 5)[1]
+    assert (after - p).abs().sum() / 2 <= (1 - Z / largest) ** 5
+
+
+def arguments(world):
+    return world.base, world.energy, world.context, world.space
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.parametrize("num", [1, 4])
+@pytest.mark.slow
+def test_a_call_is_its_steps(world, num, at_once):
+    """The same bits step by step, however many are proposed at once; and what is told is of these steps."""
+    sampler = Metropolis(steps=12, num=num, at_once=at_once)
+    assert isinstance(sampler, Sampler)
+    found, rng = sampler(*arguments(world), Rng(4)), Rng(4)
+    state = sampler.init(*arguments(world), rng)
+    log_weight, accepted, tokens = [state.at.log_weight[0]], 0, int(state.at.x.lengths.sum())
+    for _ in range(12):
+        state, info = sampler.step(world.base, world.energy, world.space, state, rng)
+        log_weight.append(info.log_weight)
+        accepted, tokens = accepted + int(info.accepted.sum()), tokens + info.base_tokens
+    assert state.time == 12
+    assert torch.equal(found.x.tokens, state.at.x.tokens)
+    assert torch.equal(found.energy, state.at.energy)
+    assert found.acceptance == accepted / (12 * num)
+    assert found.base_tokens == tokens
+    w = torch.cat(log_weight).exp()
+    assert found.distance == pytest.approx((1 - (w.mean() / w.max()).item()) ** 12, rel=1e-9)
+    assert found.is_estimated
+    places = [world.names.index(tuple(x)) for x in found.x.lists()[0]]
+    assert found.energy[0].tolist() == world.energies[places].tolist()
+
+
+def test_chains_go_on_with_another_energy(world):
+    """Positions are kept, energies are made anew: a stale energy would leave another law invariant."""
+    sampler = Metropolis(steps=3, num=5)
+    state = sampler.init(*arguments(world), Rng(0))
+    positions = Draws(state.at.x, state.at.log_base, state.at.log_proposal)
+    world.energies.mul_(-1)
+    fresh = State(at=weigh(world.energy, positions), time=state.time)
+    assert torch.equal(fresh.at.energy, -state.at.energy)
+    after, info = sampler.step(world.base, world.energy, world.space, fresh, Rng(0))
+    assert after.at.x.shape == (1, 5)
+    moved = (after.at.energy != fresh.at.energy)[0]
+    assert (moved <= info.accepted).all()
+
+
+@pytest.mark.slow
+def test_a_stated_bound(world):
+    largest = world.weights().max().log().item()
+    stated = Metropolis(steps=50, log_bound=largest + 1)(*arguments(world), Rng(1))
+    seen = Metropolis(steps=50)(*arguments(world), Rng(1))
+    assert stated.distance > seen.distance
+    assert torch.equal(stated.x.tokens, seen.x.tokens)
+    wrong = Metropolis(steps=50, log_bound=largest - 3)(*arguments(world), Rng(1))
+    assert wrong.distance == seen.distance
+    assert "is no bound" in wrong.notes[0]
+    assert any("estimated badly" in note for note in Metropolis(steps=3)(*arguments(world), Rng(1)).notes)
+
+
+def test_nothing_acceptable_is_said(world):
+    world.energies[:] = math.inf
+    with pytest.raises(UserError, match="no candidate is acceptable: a chain met none with any weight in 7 steps"):
+        Metropolis(steps=7, num=2)(*arguments(world), Rng(0))
+    world.energies[2] = math.nan
+    with pytest.raises(UserError, match="nan"):
+        Metropolis(steps=50)(*arguments(world), Rng(0))
+
+
+def test_bad_settings_are_refused(world):
+    for bad in ({"steps": 0}, {"num": 0}, {"at_once": 0}):
+        with pytest.raises(UserError, match="is 0: set it to 1 or more"):
+            Metropolis(**bad)
+    with pytest.raises(UserError, match="log_bound is inf"):
+        Metropolis(log_bound=math.inf)
+    with pytest.raises(UserError, match="2 contexts were given"):
+        Metropolis()(world.base, world.energy, Sequences.from_lists([[1], [2]]), world.space, Rng(0))
+
+
+@pytest.mark.statistical
+@pytest.mark.slow
+def test_drawn_with_real_random_numbers(world, monkeypatch):
+    """The ends of 4,000 chains of 3 steps follow q K³: Pearson's test at 1e-6, so one seed in a million fails.
+
+    Walking branches cannot see streams that are not apart. Mutant: the same coins at every step.
+    """
+    sampler = Metropolis(steps=3, num=4000, at_once=4000)
+
+    def fits():
+        found = sampler(*arguments(world), Rng(3)).x.lists()[0]
+        counts = torch.bincount(torch.tensor([world.names.index(tuple(x)) for x in found]), minlength=7)
+        wanted = world.proposal() @ torch.linalg.matrix_power(by_hand(world), 3)
+        return chisquare(counts.numpy(), 4000 * wanted.numpy()).pvalue >= 1e-6
+
+    assert fits()
+    child = Rng.child
+    monkeypatch.setattr(Rng, "child", lambda self, *keys: child(self, keys[0]))
+    assert not fits()

@@ -1,0 +1,198 @@
+"""The experiments that ship, each from end to end on data so small that it takes seconds."""
+
+import gzip
+import json
+import re
+import struct
+
+import numpy as np
+import pytest
+
+from freenergy import UserError
+from freenergy.recipes.load import experiments, load_experiment, make_experiment
+from freenergy.recipes.experiment.running import run_experiment
+
+WORDS = re.findall(r"\w+", "the river runs down to a cold sea where men go out in boats and come home at night")
+GERMAN = re.findall(r"\w+", "der fluss fließt hinab zu einer kalten see wo männer in booten hinaus und nachts heim")
+SHORT = ["base.optimisation.steps=4", "base.optimisation.validate_every=2", "base.optimisation.warmup=0"]
+SHORTER = ["continued.optimisation.steps=3", "continued.optimisation.validate_every=1"]
+LANGUAGE = [
+    "subject.corpus.documents=paragraph", "subject.corpus.deduplicate=0", "subject.corpus.prefix=10",
+    "subject.corpus.continuation=5", "subject.corpus.validation_share=0.1", "subject.corpus.test_share=0.2",
+    "subject.tokenizer.vocab_size=300", "subject.block=16", "subject.validation_tokens=100",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    rng = np.random.default_rng(0)
+    path.write_text("\n\n".join(" ".join(rng.choice(WORDS, 60)) for _ in range(40)))
+    return [f'subject.corpus.source="{path}"', *LANGUAGE]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 8), ("test_2016_flickr", 8)):
+        chosen = [rng.integers(0, len(GERMAN), rng.integers(3, 8)) for _ in range(count)]
+        for language, words in (("en", WORDS), ("de", GERMAN)):
+            lines = [" ".join(words[i] for i in sentence) for sentence in chosen]
+            (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
+    small = ["vocabulary=300", "layers=1", "width=16", "heads=2", "feedforward=32", "longest=20", "batch_tokens=100",
+             "resampled=[2]", "exposure_pairs=4"]  # fmt: skip
+    sizes = [f"{part}.optimisation.batch_size=100" for part in ("base", "continued")]
+    return [f'subject.path="{folder}"', *(f"subject.{each}" for each in small), *sizes]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("digits"), np.random.default_rng(0)
+    for name, count in (("train", 24), ("t10k", 6)):
+        pixels = rng.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        content = struct.pack(">4I", 0x803, count, 8, 8) + pixels.tobytes()
+        (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    small = ["blocks=1", "features=4", "head=4", "validation=6", "validation_images=6", "test_images=6",
+             "train_images=6", "sheet=4", "fake=8"]  # fmt: skip
+    sizes = [f"{part}.optimisation.batch_size=4" for part in ("base", "continued")]
+    return [f'subject.path="{folder}"', *(f"subject.{each}" for each in small), *sizes]
+
+
+def done(name, changes, folder):
+    loaded = load_experiment(name, [*SHORT, *SHORTER, *changes])
+    return run_experiment(loaded, folder), loaded
+
+
+def whole_table(table, loaded):
+    """Every row has finite numbers in the main column, its paper's numbers and its cost."""
+    assert [row["name"] for row in table["rows"]] == loaded.row_names()
+    for row in table["rows"]:
+        assert row["numbers"][table["main_column"]]["mean"] > 0
+        assert row["cpu_seconds"]["mean"] > 0
+        assert row["paper"] == loaded.paper.get(row["name"], {})
+    controls = [each for each in table["comparisons"] if each["is_control"]]
+    assert len(controls) == sum(row["control"] is not None for row in table["rows"]) > 0
+    return True
+
+
+def test_every_experiment_is_read():
+    names = ("wikitext", "level", "start-epoch", "multi30k", "tatoeba", "mnist")
+    assert set(experiments()) == {f"earm-{name}" for name in names}
+    for name, about in experiments().items():
+        assert about
+        loaded = load_experiment(name)
+        assert loaded.name == name
+        assert any(job.of for job in loaded.jobs()), "every experiment has a control of equal compute"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["earm-wikitext", "earm-level"])
+def test_wikitext(text, tmp_path, name):
+    changes = [*text, "subject.certified_windows=2", "subject.candidates=4", "seeds=[0]"]
+    table, loaded = done(name, changes, tmp_path)
+    assert whole_table(table, loaded)
+    assert table["columns"] == ["perplexity", "perplexity of windows", "perplexity resampled (certified)",
+                                "perplexity resampled (lower)", "perplexity resampled (upper)"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_start_epoch(text, tmp_path):
+    changes = [*text, "seeds=[0]", "study.start_epochs=[0,0.05]", "study.weights=[1.0]", "study.teaching.earm.length=5",
+               "study.teaching.earm.start_epoch=0"]  # fmt: skip
+    table, loaded = done("earm-start-epoch", changes, tmp_path)
+    assert whole_table(table, loaded)
+    assert [row["start_epoch"] for row in table["rows"]] == [None, 0, 0.05, None]
+
+
+@pytest.mark.slow
+def test_multi30k(pairs, tmp_path):
+    table, loaded = done("earm-multi30k", pairs, tmp_path)
+    numbers = [row["numbers"]["nats/token test"]["mean"] for row in table["rows"]]
+    assert len(numbers) == 8
+    assert min(numbers) > 0
+    assert table["main_column"] == "BLEU beam 5"
+    assert set(loaded.paper["E-ARM"]) <= set(table["columns"])
+
+
+def test_tatoeba_is_the_same_with_other_pairs():
+    loaded = load_experiment("earm-tatoeba")
+    assert (loaded.subject.path, loaded.subject.source, loaded.subject.target) == ("tatoeba-en-es", "en", "es")
+    assert loaded.rows[2].teaching.earm is not None
+
+
+@pytest.mark.slow
+def test_mnist(digits, tmp_path):
+    table, loaded = done("earm-mnist", [*digits, "seeds=[0]"], tmp_path)
+    assert whole_table(table, loaded)
+    assert len(table["rows"]) == 6, "four rows of the paper's table, and a control of each network"
+    assert set(loaded.paper["PixelCNN: E-ARM"]) <= set(table["columns"])
+
+
+@pytest.mark.slow
+def test_the_command(call, digits, tmp_path):
+    """Tables on stdout; the second time JSON from what is kept; figures and sheets beside them."""
+    changes = [*SHORT, *SHORTER, *digits, "seeds=[0]"]
+    arguments = ["experiment", "earm-mnist", "--out", tmp_path / "out", *(x for c in changes for x in ("--set", c))]
+    status, out, err = call(*arguments)
+    assert status == 0, err
+    for words in ("bits/dim test", "PixelCNN: E-ARM", "Against the control of equal compute", "table.md"):
+        assert words in " ".join(out.split())
+    status, out, _ = call(*arguments, "--json")
+    found = json.loads(out)
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert {key: found[key] for key in table} == table
+    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert {"losses-pixelcnn.svg", "losses-gated-pixelcnn.svg", "pixelcnn-seed-0-e-arm.png"} <= names
+
+
+def test_bad_recipes_are_one_sentence(call, tmp_path):
+    status, _, err = call("experiment", "no-such")
+    assert status == 2
+    assert "earm-wikitext" in err
+    status, out, _ = call("experiment", "earm-mnist", "--set", "seeds=[]", "--json")
+    assert status == 2
+    assert "give at least one seed" in json.loads(out)["error"]
+    status, _, err = call(
+        "experiment", "earm-mnist", "--set", f'subject.path="{tmp_path}/none"', "--out", tmp_path / "o"
+    )
+    assert status == 2
+    assert err.count("freenergy:") == 1
+
+
+BASE = {"name": "x", "subject": {"kind": "language", "corpus": {"source": "a"}}}
+EARM = {"earm": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": []}, "give at least one seed"),
+        ({"seeds": [1, 1]}, "none of them twice"),
+        ({"seeds": [-1]}, "the seed is -1"),
+        ({"name": "/"}, "take up to 100 letters"),
+        ({"rows": [{"name": "a b"}, {"name": "A-B"}]}, "two rows are called 'a b' and 'A-B'"),
+        ({"rows": [{"name": "base"}]}, "two rows are called 'base'"),
+        ({"rows": [{"name": "a", "control": True}]}, "rows.0: the row 'a' has a control but no E-ARM"),
+        ({"rows": [{"name": "a, control"}, {"name": "a", "control": True, "teaching": EARM}]}, "two rows are called"),
+        ({"rows": [{"name": "a", "teaching": {"earm": {"length": 0}}}]}, "rows.0.teaching.earm: length is 0"),
+        ({"rows": [{"name": "a", "teaching": {"earm": {"lengths": 1}}}]}, "did you mean length?"),
+        ({"paper": {"q": {"x": 1.0}}}, "paper names the row 'q', which there is not: choose one of base"),
+        ({"subject": {"kind": "language", "corpus": {"source": "a"}, "block_": 3}}, "unknown key subject.block_"),
+        ({"subject": {"kind": "images", "block_": 3}}, "unknown key subject.block_"),
+        ({"subject": {"kind": "music"}}, "choose one of 'language', 'translation', 'images'"),
+        ({"subject": {"corpus": {"source": "a"}}}, "subject.kind is missing"),
+        ({"subject": {"kind": "translation"}}, "subject.path is missing"),
+        ({"variants": {"v": {"block_": 3}}}, "unknown key variants.v.block_"),
+        ({"variants": 3}, "variants must be sections"),
+        ({"study": {"teaching": {}, "weights": [1.0]}}, "study.teaching has no E-ARM"),
+        ({"study": {"teaching": EARM}}, "the study varies nothing"),
+        ({"study": {"teaching": EARM, "weights": [1.0, 1.0]}}, "names a value twice"),
+        ({"base": {"teaching": EARM}}, "the base has E-ARM"),
+        ({"rowz": []}, "unknown key rowz (did you mean rows?)"),
+    ],
+)
+def test_refusals(changes, words):
+    with pytest.raises(UserError) as refused:
+        make_experiment({**BASE, **changes})
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
