@@ -122,7 +122,7 @@ def duplicates(size, num, rounds):
     both = Continuations.cat([halves, halves], dim=1)
     nothing = torch.zeros(both.shape, dtype=torch.float64)
     draws = Draws(both, nothing, nothing)
-    ways = {"plain loop": partial(plain, network, head, both), "Bit": lambda: weigh(energy, draws, at_once=num)}
+    ways = {"plain loop": partial(plain, network, head, both), "Bit": lambda: weigh(energy, draws, batch_size=num)}
     found = rows_of(f"half of {num} are copies, {size}", measuring.interleaved(ways, rounds), Bit={"needs": 1.8})
     once = energy_of(network, prefix_once=True)
     ways = {"plain loop": partial(plain, network, head, mixed), "Bit": partial(ours, energy, mixed)}

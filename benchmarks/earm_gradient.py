@@ -81,7 +81,7 @@ def _gradients(network, data, earm: EARM, batches: int, rng: Rng) -> dict[str, T
         if step <= _WARM:
             continue
         parts = earm.parts(true, fakes, log_z)
-        for name in ("cross_entropy", "level", "giving_way", "noise"):
+        for name in ("cross_entropy", "level", "reweighted_prefix_term", "noise"):
             found.setdefault(name, []).append(_gradient(network, getattr(parts, name)))
     return {name: torch.stack(each) for name, each in found.items()}
 

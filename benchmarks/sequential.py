@@ -39,18 +39,18 @@ def contexts_of(corpus, split, num):
 
 def plain(joint, space, context, total, rng):
     """log-weights of independent draws."""
-    return propose(joint.base, joint.energy, context, total, space, rng, at_once=ROWS).log_weight[0]
+    return propose(joint.base, joint.energy, context, total, space, rng, batch_size=ROWS).log_weight[0]
 
 
 def sequential(joint, space, context, num, repeats, rng, every, share):
     """log Ẑ of independent runs, several of them side by side."""
-    found, at_once = [], max(1, ROWS // num)
-    for first in range(0, repeats, at_once):
-        count = min(at_once, repeats - first)
+    found, batch_size = [], max(1, ROWS // num)
+    for first in range(0, repeats, batch_size):
+        count = min(batch_size, repeats - first)
         copies = Sequences(context.tokens.expand(count, -1), context.lengths.expand(count))
         stream = rng.shift(contexts=first)
         island = run_island(
-            joint.base, joint.energy, copies, num, space, stream, every=every, share=share, at_once=ROWS
+            joint.base, joint.energy, copies, num, space, stream, every=every, share=share, batch_size=ROWS
         )
         assert island.base_tokens <= count * num * space.length
         found.append(island.log_partition)

@@ -45,9 +45,11 @@ def byte_energy(x):
 
 @pytest.fixture(scope="session")
 def make_joint():
-    def make(*, eos=None, energy=byte_energy, length=LENGTH, room=8, base=None):
+    def make(*, eos=None, energy=byte_energy, length=LENGTH, max_context=8, base=None):
         space = SequenceSpace(vocab_size=257, length=length, eos=eos)
-        return ResidualModel(byte_model() if base is None else base, energy, byte_tokenizer(), space=space, room=room)
+        return ResidualModel(
+            byte_model() if base is None else base, energy, byte_tokenizer(), space=space, max_context=max_context
+        )
 
     return make
 

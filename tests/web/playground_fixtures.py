@@ -53,7 +53,7 @@ def small_joint(energy=repeats):
     stream = [token for part in paragraphs for token in [*tokenizer.encode(part), tokenizer.eos]]
     base = NgramLM.fit(np.array(stream), vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, order=4)
     space = SequenceSpace(vocab_size=base.vocab_size, length=LENGTH)
-    return ResidualModel(base, energy, tokenizer, space=space, room=40)
+    return ResidualModel(base, energy, tokenizer, space=space, max_context=40)
 
 
 def nasty_joint():

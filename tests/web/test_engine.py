@@ -23,7 +23,7 @@ QUESTIONS = {
     "three texts": {"num": 3, "seed": 5},
     "truncated": {"truncation": Truncation(top_k=4, temperature=0.8), "seed": 6},
     "joint target": {"truncation": Truncation(top_p=0.8), "target": "joint", "seed": 7},
-    "chunks": {"most_tokens": 18, "num": 2, "seed": 8},
+    "chunks": {"max_tokens": 18, "num": 2, "seed": 8},
 }
 
 
@@ -57,7 +57,7 @@ def ask(engine, *questions):
 def expected(joint, prefix, how):
     """What the library gives."""
     how = {"candidates": 50, "seed": 0, "num": 1} | how
-    chunks = how.pop("most_tokens", 6) // 6
+    chunks = how.pop("max_tokens", 6) // 6
     return joint.sample(prefix, n=how.pop("num"), chunks=chunks, **how)
 
 
@@ -86,8 +86,8 @@ def test_streams_draw_what_each_would_alone():
             draw()
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 20, 1000])
-def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, at_once):
+@pytest.mark.parametrize("batch_size", [1, 7, 20, 1000])
+def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, batch_size):
     contexts = Sequences.from_lists([[97], [98, 99, 100], [], [101, 97]])
     alone = [
         propose(joint.base, joint.energy, contexts[b : b + 1], 7, joint.space, Rng(1).shift(contexts=b))
@@ -101,12 +101,14 @@ def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, at_once):
 
     monkeypatch.setattr(TabularLM, "sample", counting)
     done = []
-    found = propose(joint.base, joint.energy, contexts, 7, joint.space, Rng(1), at_once=at_once, advance=done.append)
+    found = propose(
+        joint.base, joint.energy, contexts, 7, joint.space, Rng(1), batch_size=batch_size, advance=done.append
+    )
     assert found.x.lists() == [part.x.lists()[0] for part in alone]
     torch.testing.assert_close(found.energy, torch.cat([part.energy for part in alone]), atol=1e-12, rtol=0)
     torch.testing.assert_close(found.log_base, torch.cat([part.log_base for part in alone]), atol=1e-12, rtol=0)
-    assert all(b * n <= max(at_once, 1) for b, n in calls)
-    assert len(calls) == {1: 28, 7: 4, 20: 2, 1000: 1}[at_once]
+    assert all(b * n <= max(batch_size, 1) for b, n in calls)
+    assert len(calls) == {1: 28, 7: 4, 20: 2, 1000: 1}[batch_size]
     assert sum(done) == 28
 
 
@@ -138,7 +140,7 @@ def test_texts_equal_those_of_the_library(joint, engine, how, is_alone):
 
 def test_texts_of_the_base_are_its_plain_draws(joint, engine):
     plain = joint.write("dad", joint.space_of(9), stream(4), Writing(sampler=Plain(num=5)))
-    question = engine.question("dad", law="base", num=5, most_tokens=9, seed=4)
+    question = engine.question("dad", law="base", num=5, max_tokens=9, seed=4)
     found, bare = ask(engine, question, replace(question, is_weighed=False))
     assert [text.tokens for text in found.texts] == [text.tokens for text in plain.texts]
     assert [text.tokens for text in bare.texts] == [text.tokens for text in plain.texts]
@@ -152,7 +154,7 @@ def test_texts_of_the_base_are_its_plain_draws(joint, engine):
 
 def test_a_shorter_text_is_the_beginning_of_a_whole_one(joint, engine):
     short, whole = ask(
-        engine, *(engine.question("a", num=4, candidates=20, most_tokens=most, seed=3) for most in (2, None))
+        engine, *(engine.question("a", num=4, candidates=20, max_tokens=most, seed=3) for most in (2, None))
     )
     assert [text.tokens for text in short.texts] == [text.tokens[:2] for text in whole.texts]
     assert [text.energy for text in short.texts] == [text.energy for text in whole.texts]
@@ -168,7 +170,7 @@ def test_prompts_of_one_request_have_streams_of_their_own(joint, engine):
 
 def test_events_come_in_order_and_hold_every_candidate(joint, engine):
     async def one():
-        return await listen(engine.write(engine.question("abc", candidates=150, most_tokens=12, num=2, seed=1)))
+        return await listen(engine.write(engine.question("abc", candidates=150, max_tokens=12, num=2, seed=1)))
 
     events = asyncio.run(one())
     parts = {(event.text, event.chunk) for event in events if isinstance(event, Drawn)}
@@ -187,9 +189,9 @@ def test_events_come_in_order_and_hold_every_candidate(joint, engine):
 
 
 def test_a_stop_string_saves_the_chunks_after_it(joint, engine):
-    whole = ask(engine, engine.question("abc", candidates=5, most_tokens=60, seed=1))[0]
+    whole = ask(engine, engine.question("abc", candidates=5, max_tokens=60, seed=1))[0]
     word = whole[0].text[1:3]
-    found = ask(engine, engine.question("abc", candidates=5, most_tokens=60, seed=1, stop=[word]))[0]
+    found = ask(engine, engine.question("abc", candidates=5, max_tokens=60, seed=1, stop=[word]))[0]
     assert word in found[0].text
     assert len(found.steps) == 1 < len(whole.steps)
 
@@ -414,7 +416,7 @@ def test_a_remote_base_is_asked_one_context_at_a_time(make_joint):
         ({"num": 0}, "n is 0: this server takes 1 to 128"),
         ({"num": 129}, "n is 129"),
         ({"candidates": 5000}, "candidates is 5000: this server takes 1 to 4096"),
-        ({"most_tokens": 2049}, "max_tokens is 2049"),
+        ({"max_tokens": 2049}, "max_tokens is 2049"),
         ({"seed": -1}, "seed is -1"),
         ({"prefix": [257]}, "token 257 is not below 257"),
         ({"prefix": "a" * 9000}, "9000 tokens: this server takes at most 8192"),

@@ -84,7 +84,7 @@ def sample(
     if method is Method.resampling:
         how |= {"candidates": candidates, "effective": effective, "replacement": not distinct}
     sampler = _sampler(joint, method, how, candidates, completions, bound, within)
-    writing = Writing(sampler=sampler, chunks=chunks, look_ahead=look_ahead, room=joint.room)
+    writing = Writing(sampler=sampler, chunks=chunks, look_ahead=look_ahead, max_context=joint.max_context)
     task = Task.of(joint, run_folder, prefix if prefixes is None else prefixes, length, seed, writing)
     failed = _to_file(task, out, keep, as_json) if out is not None else _to_stdout(task, keep, as_json)
     if failed:
@@ -145,10 +145,10 @@ def _sampler(
 def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
     """One line a prefix; how many failed."""
     from freenergy.cli.show import Bars
-    from freenergy.core.files import growing
+    from freenergy.core.files import resumable_jsonl
 
     key = task.key() | {"keep": keep}
-    with Bars() as bars, growing(out, key) as lines, bars.track("prefixes", task.count, "prefixes") as advance:
+    with Bars() as bars, resumable_jsonl(out, key) as lines, bars.track("prefixes", task.count, "prefixes") as advance:
         advance(lines.done)
         for written in task.results(bars, skip=lines.done):
             lines.add(_row(written, keep))

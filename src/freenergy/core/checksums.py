@@ -39,7 +39,7 @@ class Verified:
     unsealed: tuple[str, ...]
 
 
-def write_sealed(path: Path, record: dict[str, Any], progress: Progress = _SILENT) -> None:
+def write_with_checksums(path: Path, record: dict[str, Any], progress: Progress = _SILENT) -> None:
     """Write the record of a folder as the last of its files; hidden ones have records of their own, or none."""
     names = {each: each.relative_to(path.parent) for each in sorted(path.parent.rglob("*")) if each.is_file()}
     seen = [each for each, name in names.items() if each != path and not any(p.startswith(".") for p in name.parts)]
@@ -47,7 +47,7 @@ def write_sealed(path: Path, record: dict[str, Any], progress: Progress = _SILEN
     write_json(path, record | {_MARK: fingerprint(record)})
 
 
-def is_sound(record: dict[str, Any]) -> bool:
+def digest_matches(record: dict[str, Any]) -> bool:
     """Whether a record is what was written; one with neither files nor mark is older than seals."""
     rest = {key: value for key, value in record.items() if key != _MARK}
     return record.get(_MARK) == fingerprint(rest) or not {_FILES, _MARK} & set(record)
@@ -60,7 +60,7 @@ def verify(run: Path, progress: Progress = _SILENT) -> Verified:
         raise UserError(f"{run} has no finished stage: give the folder that `freenergy run` made")
     damaged, files, size = list[str](), dict[Path, str](), 0
     for path, record in _records(run, stages):
-        if is_sound(record):
+        if digest_matches(record):
             files |= {path.parent / name: value for name, value in record.get(_FILES, {}).items()}
         else:
             damaged.append(str(path))

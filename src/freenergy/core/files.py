@@ -31,16 +31,16 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Give a path to write to; on success it is renamed to ``path``, on failure nothing is left.
 
-    >>> with whole(Path("runs/a.txt")) as aside:  # doctest: +SKIP
+    >>> with atomic_write(Path("runs/a.txt")) as aside:  # doctest: +SKIP
     ...     aside.write_text("all of it")
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{host()}.{os.getpid()}{_PART}")
     try:
-        with room_on_disk(path):
+        with disk_full_as_user_error(path):
             yield aside
             flush(aside)
             if path.is_dir():
@@ -65,7 +65,7 @@ def own_folder(folder: str | Path, mark: str) -> Path:
     return path
 
 
-def sweep(folder: Path) -> None:
+def remove_partial_files(folder: Path) -> None:
     """Remove what killed processes were writing below a folder that nobody else is working in."""
     for pattern in (f".*{_PART}", _SAFETENSORS_PART):
         for part in sorted(folder.rglob(pattern)):
@@ -80,7 +80,7 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def room_on_disk(path: Path) -> Iterator[None]:
+def disk_full_as_user_error(path: Path) -> Iterator[None]:
     """Turn 'no space left' in any of its forms into one sentence."""
     try:
         yield
@@ -114,7 +114,7 @@ def flush(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
@@ -176,7 +176,7 @@ def parse_texts(text: str, where: str) -> Any:
 
 
 @contextmanager
-def undamaged(path: Path, remedy: str) -> Iterator[None]:
+def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
     """Turn whatever a library raises for a damaged file of ``path`` into one sentence that names it."""
     try:
         yield
@@ -194,7 +194,7 @@ def read_tensors(path: Path) -> "dict[str, Tensor]":
     """Read a safetensors file, or say in one sentence why not."""
     from safetensors.torch import load_file
 
-    with undamaged(path, AGAIN):
+    with corruption_as_user_error(path, AGAIN):
         return _Record(load_file(path), path)
 
 
@@ -202,12 +202,12 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
     """The same, as arrays of numpy."""
     from safetensors.numpy import load_file
 
-    with undamaged(path, AGAIN):
+    with corruption_as_user_error(path, AGAIN):
         return _Record(load_file(path), path)
 
 
 @contextmanager
-def alone_with(path: Path) -> Iterator[None]:
+def exclusive_file_lock(path: Path) -> Iterator[None]:
     """Two processes that write the same file would mix their lines."""
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
     try:
@@ -225,7 +225,7 @@ def alone_with(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Two processes that work in one folder would write over each other."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
@@ -242,24 +242,24 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def growing(path: Path, key: Any) -> Iterator["GrowingLines"]:
+def resumable_jsonl(path: Path, key: Any) -> Iterator["ResumableLines"]:
     """JSON lines that are added one by one and appear as ``path`` when all are there; the same ``key`` goes on.
 
-    >>> with growing(Path("out.jsonl"), {"seed": 0}) as lines:  # doctest: +SKIP
+    >>> with resumable_jsonl(Path("out.jsonl"), {"seed": 0}) as lines:  # doctest: +SKIP
     ...     for i in range(lines.done, 10):
     ...         lines.add({"i": i})
     """
     aside = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a file to write")
-    with alone_with(path), room_on_disk(path), aside.open("ab+") as file:
-        yield GrowingLines(file)
+    with exclusive_file_lock(path), disk_full_as_user_error(path), aside.open("ab+") as file:
+        yield ResumableLines(file)
         flush(aside)
         aside.replace(path)
         flush(path.parent)
 
 
-class GrowingLines:
+class ResumableLines:
     """Lines so far; a torn last one is cut off."""
 
     def __init__(self, file: BinaryIO) -> None:

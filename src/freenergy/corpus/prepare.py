@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, fingerprint, read_json, sweep, write_json
+from freenergy.core.files import file_hash, fingerprint, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.workers.local import Here
 from freenergy.core.workers.protocol import Engine
@@ -50,7 +50,7 @@ def prepare(
     if wanted, ``test``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    sweep(folder)
+    remove_partial_files(folder)
     if not (folder / REPORT).exists():
         sources = {name: _files(sources[name]) for name in ("all", *SPLITS) if name in sources}
         found = _surveyed(settings, sources, folder, seed, progress)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import parse_line, room_on_disk
+from freenergy.core.files import disk_full_as_user_error, parse_line
 from freenergy.core.progress import Advance
 from freenergy.corpus.documents import END, Fragments, Piece, lines, pieces, split_documents
 from freenergy.corpus.settings import CorpusSettings
@@ -206,7 +206,7 @@ def _parquet(path: Path, settings: CorpusSettings, advance: Advance) -> Fragment
             yield from _parquet_rows(file, path, settings.text_column, advance)
         return
     with tempfile.TemporaryFile() as file:  # a table is read from its end, so it must be laid out before
-        with room_on_disk(Path(tempfile.gettempdir())):
+        with disk_full_as_user_error(Path(tempfile.gettempdir())):
             for block in _blocks(path, lambda amount, note="": None):
                 file.write(block)
         file.seek(0)

@@ -18,7 +18,7 @@ from typing import IO, final
 import numpy as np
 from safetensors.numpy import save_file
 
-from freenergy.core.files import read_arrays, whole
+from freenergy.core.files import atomic_write, read_arrays
 from freenergy.core.workers.local import Here
 from freenergy.core.workers.protocol import Engine
 from freenergy.core.workers.shards import each_of
@@ -71,7 +71,7 @@ def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_byte
 def _make(folder: Path, tokenizer: Tokenizer, item: tuple[int, Group]) -> None:
     """Encode one group of text into its shard."""
     k, group = item
-    with whole(_shard(folder, k)) as aside:
+    with atomic_write(_shard(folder, k)) as aside:
         save_file(_encode(group, tokenizer), aside)
 
 
@@ -94,12 +94,12 @@ def write_array(path: Path, array: Array) -> None:
     """A .npy file, made in memory first: numpy's own writing to a file does not say so when the disk is full."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_bytes(buffer.getbuffer())
 
 
 def _open(stack: ExitStack, path: Path) -> IO[bytes]:
-    aside = stack.enter_context(whole(path))
+    aside = stack.enter_context(atomic_write(path))
     return stack.enter_context(aside.open("wb"))
 
 

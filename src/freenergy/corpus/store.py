@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import read_json, undamaged
+from freenergy.core.files import corruption_as_user_error, read_json
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.report import CorpusReport
 from freenergy.corpus.shards import token_type
@@ -123,7 +123,7 @@ class Corpus:
     def documents(self, split: str) -> np.ndarray:
         """Bounds of the documents in the stream: document d is [bounds[d], bounds[d + 1]), its EOS included."""
         path = self._path(split, "documents.npy")
-        with undamaged(path, "run the corpus stage again"):
+        with corruption_as_user_error(path, "run the corpus stage again"):
             bounds: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
         if len(bounds) != self.report.splits[split].documents + 1:
             raise _damaged(path, f"{len(bounds) - 1} documents, not {self.report.splits[split].documents}")

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import undamaged, whole
+from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.corpus.settings import CorpusSettings
 
 RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
@@ -74,7 +74,7 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
 
 def write_windows(path: Path, parts: Iterable[Places]) -> Places:
     """Store windows as a file of numpy; what was stored, mapped."""
-    with whole(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as aside, aside.open("wb") as file:
         count = 0
         _write_header(file, count)
         for part in parts:
@@ -93,7 +93,7 @@ def _write_header(file: BinaryIO, count: int) -> None:
 
 def read_windows(path: Path) -> Places:
     """The windows that ``write_windows`` stored, mapped."""
-    with undamaged(path, "run the corpus stage again"):
+    with corruption_as_user_error(path, "run the corpus stage again"):
         places: Places = np.load(path, mmap_mode="r", allow_pickle=False)
         if places.dtype != RECORD or places.ndim != 1:
             raise ValueError("it holds no windows of a corpus")

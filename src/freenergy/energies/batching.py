@@ -77,11 +77,11 @@ def _one_by_one(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None)
 def _after_prefixes(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None) -> Iterator[Placed]:
     """Several contexts at once where that makes no more than a batch; otherwise one, and its continuations in turn."""
     N, L, P = *x.tokens.shape[1:], x.contexts.tokens.shape[1]
-    at_once = max(1, _BUDGET // trunk.width // max(N * L, P, 1))
-    for b in x.contexts.lengths.cpu().argsort(descending=True, stable=True).split(at_once) if N else ():
+    batch_size = max(1, _BUDGET // trunk.width // max(N * L, P, 1))
+    for b in x.contexts.lengths.cpu().argsort(descending=True, stable=True).split(batch_size) if N else ():
         some, contexts = x[b], x.contexts[b].trimmed()
         states = trunk.after(contexts)
-        for n in batches(some.lengths[0].cpu(), trunk.width) if at_once == 1 else [torch.arange(N)]:
+        for n in batches(some.lengths[0].cpu(), trunk.width) if batch_size == 1 else [torch.arange(N)]:
             part = Continuations(contexts, some.tokens[:, n], some.lengths[:, n]).trimmed()
             found = states(part)
             if marks is not None:

@@ -16,12 +16,12 @@ def energies_of(
     x: Continuations,
     *,
     where: str = "",
-    may_forbid: bool = False,
+    allow_inf: bool = False,
     known: Mapping[str, Float[Tensor, "B N"]] | None = None,
 ) -> Float[Tensor, "B N"]:
     """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers.
 
-    ``may_forbid``: +inf is a number too, and says that the joint model never writes this. ``known`` is what this energy
+    ``allow_inf``: +inf is a number too, and says that the joint model never writes this. ``known`` is what this energy
     can be told of x beside x itself.
     """
     E = energy(x, **(known or {}))
@@ -32,7 +32,7 @@ def energies_of(
             f"the energy {type(energy).__name__} returned {found} for {x.shape[0]} contexts with {x.shape[1]} "
             f"continuations each{at}: return one number a continuation, shape {x.shape}"
         )
-    good = torch.isfinite(E) | (torch.inf == E) if may_forbid else torch.isfinite(E)
+    good = torch.isfinite(E) | (torch.inf == E) if allow_inf else torch.isfinite(E)
     if not good.all():
         b, n = (~good).nonzero()[0].tolist()
         raise UserError(
@@ -49,7 +49,7 @@ def energies_in_parts(
     *,
     rows: int = 256,
     where: str = "",
-    may_forbid: bool = False,
+    allow_inf: bool = False,
     known: Mapping[str, Float[Tensor, "B N"]] | None = None,
 ) -> Float[Tensor, "B N"]:
     """The same without gradients, at most ``rows`` continuations at once, in float64."""
@@ -64,6 +64,6 @@ def energies_in_parts(
         for n in range(0, N, rows):
             told = {name: values[b : b + contexts, n : n + rows] for name, values in (known or {}).items()}
             part = some.candidates(slice(n, n + rows))
-            found.append(energies_of(energy, part, where=where, may_forbid=may_forbid, known=told))
+            found.append(energies_of(energy, part, where=where, allow_inf=allow_inf, known=told))
         parts.append(torch.cat([E.double().cpu() for E in found], dim=1))
     return torch.cat(parts) if parts else torch.zeros(B, N, dtype=torch.float64)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import fingerprint, own_folder, read_json, whole, write_json
+from freenergy.core.files import atomic_write, fingerprint, own_folder, read_json, write_json
 from freenergy.core.sequences import Continuations
 
 CONFIG, ARRAYS = "energy.json", "energy.safetensors"
@@ -34,7 +34,7 @@ class FeatureEnergy(nn.Module, ABC):
 
     mean: Tensor
     scale: Tensor
-    knows_text = False  # True where φ looks the training text up, so that ``is_own`` matters
+    knows_text = False  # True where φ looks the training text up, so that ``leave_self_out`` matters
 
     def __init__(self, settings: Any, names: list[str]) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class FeatureEnergy(nn.Module, ABC):
         self.register_buffer("scale", torch.ones(len(names), dtype=torch.float64))
 
     @abstractmethod
-    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
-        """φ(x), float64. ``is_own``: x stands in the training text itself, and must not find itself there."""
+    def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
+        """φ(x), float64. ``leave_self_out``: x stands in the training text itself, and must not find itself there."""
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +88,7 @@ class FeatureEnergy(nn.Module, ABC):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, whole or not at all."""
-        with whole(own_folder(folder, CONFIG)) as aside:
+        with atomic_write(own_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             save_file({name: value.contiguous() for name, value in self.state_dict().items()}, aside / ARRAYS)
             self._save_more(aside)

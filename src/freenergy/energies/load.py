@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import read_json, undamaged
+from freenergy.core.files import corruption_as_user_error, read_json
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Tokenizer
 from freenergy.energies.features import CONFIG
@@ -33,6 +33,6 @@ def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer
         raise UserError(f"{folder / RECORD} names an energy of kind {kind!r}: train it again with this version")
     module, name = _HOMES[kind]
     home = getattr(import_module(f"freenergy.energies.{module}"), name)
-    with undamaged(folder, "train it again, or copy the whole folder from where it was made"):
+    with corruption_as_user_error(folder, "train it again, or copy the whole folder from where it was made"):
         energy: nn.Module = home.from_pretrained(folder, base=base, tokenizer=tokenizer)
     return energy.eval()

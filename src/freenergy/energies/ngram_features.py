@@ -61,15 +61,15 @@ class NgramFeatures(FeatureEnergy):
         return fingerprint([super().fingerprint, self.tables.fingerprint])
 
     @torch.no_grad()
-    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
-        """φ(x); with ``is_own`` the counts are those of a text without the continuation of this very window.
+    def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
+        """φ(x); with ``leave_self_out`` the counts are those of a text without the continuation of this very window.
 
         What is left out are the n-grams that end in the continuation, as far back as the context is given.
         """
         B, N = x.shape
         x = x.trimmed().to("cpu")
         contexts = max(1, _PLACES // max(1, N * (x.contexts.tokens.shape[1] + x.tokens.shape[2])))
-        parts = [self._features(x[b : b + contexts], is_own) for b in range(0, B, contexts)]
+        parts = [self._features(x[b : b + contexts], leave_self_out) for b in range(0, B, contexts)]
         found = np.concatenate(parts) if parts else np.zeros((0, len(self.names)))
         return torch.from_numpy(found).view(B, N, len(self.names)).to(self.weight.device)
 
@@ -90,11 +90,11 @@ class NgramFeatures(FeatureEnergy):
     def _save_more(self, folder: Path) -> None:
         self.tables.save(folder / _TABLES)
 
-    def _features(self, x: Continuations, is_own: bool) -> Float64[np.ndarray, "R F"]:
+    def _features(self, x: Continuations, leave_self_out: bool) -> Float64[np.ndarray, "R F"]:
         mask = x.mask.flatten(0, 1).numpy()
         length = mask.sum(1)
         strings = self._strings(x)
-        seen = self.tables.seen(strings, mask.shape[1], mask if is_own else None)
+        seen = self.tables.seen(strings, mask.shape[1], mask if leave_self_out else None)
         columns: list[Float64[np.ndarray, " R"]] = []
         for k, one in enumerate(seen, 1):
             columns += _count_columns(one, mask, has_history=2 <= k <= self.tables.order)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import whole
+from freenergy.core.files import atomic_write
 from freenergy.core.progress import Progress, Silent
 from freenergy.energies.ngram_levels import Groups, Level, without
 from freenergy.lm.ngram_counts import NgramCounts, columns, count
@@ -135,7 +135,7 @@ class NgramTables:
         for s, (keys, counts) in self.pairs.items():
             arrays |= {f"pairs.{s}.keys": keys, f"pairs.{s}.counts": counts}
         arrays["sizes"] = np.array([self.vocab_size, self.eos, self.order])
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file(arrays, aside)
 
     @classmethod

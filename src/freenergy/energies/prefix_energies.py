@@ -48,7 +48,7 @@ def energies_of_beginnings(
     if not x:
         raise UserError("there is no text to look at: give a continuation of one token or more")
     beginnings = Continuations.from_lists([context], [[x[: t + 1] for t in range(len(x))]])
-    return energies_in_parts(energy, beginnings, rows=rows, may_forbid=True)[0]
+    return energies_in_parts(energy, beginnings, rows=rows, allow_inf=True)[0]
 
 
 def rising(

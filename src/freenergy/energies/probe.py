@@ -60,7 +60,7 @@ class Probe(FeatureEnergy):
         self.base = base
         self.layers = layers
 
-    def features(self, x: Continuations, *, is_own: bool = False) -> Float[Tensor, "B N F"]:
+    def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
         """φ(x), read by the base; a text that the base was not trained on here finds nothing of its own in it."""
         return self.features_of(self.base.trace(x, self.layers))
 

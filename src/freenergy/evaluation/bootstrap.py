@@ -28,7 +28,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_percent, percent_less
 
-_AT_ONCE = 2_000_000  # document numbers drawn at a time
+_BATCH_SIZE = 2_000_000  # document numbers drawn at a time
 FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does
 
 
@@ -67,7 +67,7 @@ def resampled(
 
 def in_parts(resamples: int, D: int) -> list[int]:
     """Sizes that sum to the number of resamples, each within memory."""
-    most = max(1, _AT_ONCE // D)
+    most = max(1, _BATCH_SIZE // D)
     return [min(most, resamples - first) for first in range(0, resamples, most)]
 
 

@@ -14,7 +14,7 @@ from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.scores import WindowScores
 from freenergy.training.contrastive_batches import StoredContrast
 
-_AT_ONCE = 1 << 15  # candidates in memory
+_BATCH_SIZE = 1 << 15  # candidates in memory
 
 
 @final
@@ -39,8 +39,8 @@ class Chooser:
 
 def picked(contrast: StoredContrast, columns: Int[Tensor, "W R"]) -> Continuations:
     """Some candidates of every window, the true continuation being number 0."""
-    parts, at_once = [], max(1, _AT_ONCE // (1 + contrast.store.per_prefix))
-    for chunk in torch.arange(len(contrast)).split(at_once):
+    parts, batch_size = [], max(1, _BATCH_SIZE // (1 + contrast.store.per_prefix))
+    for chunk in torch.arange(len(contrast)).split(batch_size):
         x, rows = contrast.all(chunk), torch.arange(len(chunk)).unsqueeze(1)
         parts.append(Continuations(x.contexts, x.tokens[rows, columns[chunk]], x.lengths[rows, columns[chunk]]))
     return Continuations.cat(parts, dim=0)

@@ -25,7 +25,7 @@ from freenergy.partition.exact import check_in_space
 from freenergy.text.model import ResidualModel
 
 _SILENT = Silent()
-_AT_ONCE = 256  # continuations
+_BATCH_SIZE = 256  # continuations
 
 
 def joint_perplexity(
@@ -97,8 +97,8 @@ def _score(
     """The scores of one window, its own text first; of the draws their numbers are kept, and not their texts."""
     of_data = model.scores(x)
     parts = [[of_data.log_base, of_data.energy, x.lengths, log_proposal_of(model.base, x, truncation)]]
-    for first in range(0, count, _AT_ONCE):
-        num, stream = min(_AT_ONCE, count - first), rng.shift(candidates=first)
+    for first in range(0, count, _BATCH_SIZE):
+        num, stream = min(_BATCH_SIZE, count - first), rng.shift(candidates=first)
         draws, energy = draw_with_energy(model.base, model.energy, x.contexts, num, space, stream, truncation)
         parts.append([draws.log_base, energy, draws.x.lengths, draws.log_proposal])
     log_base, energy, lengths, log_proposal = (

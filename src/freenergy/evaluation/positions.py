@@ -16,7 +16,7 @@ from jaxtyping import Float, Integer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from freenergy.core.files import read_tensors, whole
+from freenergy.core.files import atomic_write, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Energy, LanguageModel
@@ -58,7 +58,7 @@ def write_position(
     """The steps of one window, unless they are there."""
     if not path.is_file():
         found = _steps(lm, energy, x, space, draws, rng)
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file(found, aside)
 
 

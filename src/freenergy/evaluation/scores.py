@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Integer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import AGAIN, read_tensors, undamaged, whole
+from freenergy.core.files import AGAIN, atomic_write, corruption_as_user_error, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Windows
@@ -101,7 +101,7 @@ def write_scores(
         "energy": cache.energies(energy, chunk, rows),
         "lengths": x.lengths.double(),
     }
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         save_file(numbers, aside)
 
 
@@ -118,7 +118,7 @@ def window_log_probs(
     with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
         for path, some in log_prob_shards(rows, folder):
             write_log_probs(lm, windows, some, path)
-            with undamaged(path, AGAIN):
+            with corruption_as_user_error(path, AGAIN):
                 found[done : done + len(some)] = read_tensors(path)["log_prob"].reshape(len(some)).numpy()
             done += len(some)
             advance(len(some))
@@ -137,5 +137,5 @@ def write_log_probs(lm: LanguageModel, windows: Windows, some: Integer[np.ndarra
     """log P of the true continuations of some windows, unless that was done."""
     if not path.is_file():
         log_p = lm.log_prob(windows.continuations(some))[:, 0].double().cpu()
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file({"log_prob": log_p.contiguous()}, aside)

@@ -92,7 +92,7 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
 def score_cache(subject: Subject, joint: JointSubject) -> FeatureCache:
     """The windows of the joint model with their candidates, in the chunks that are scored at once."""
     contrast = StoredContrast(subject.windows, joint.store)
-    return FeatureCache(joint.features, contrast, is_own=subject.split == "train", at_once=WINDOWS)
+    return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
 
 def _fold(subject: Subject, joint: JointSubject, counts: Counts, folder: Path, rng: Rng, progress: Progress) -> Folding:

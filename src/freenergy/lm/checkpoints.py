@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, fingerprint, read_json, whole
+from freenergy.core.files import atomic_write, file_hash, fingerprint, read_json
 from freenergy.corpus.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -89,7 +89,7 @@ def save_checkpoint(model: PreTrainedModel, folder: Path, *, eos: int, tokenizer
     model.config.eos_token_id = eos
     if model.generation_config is not None:
         model.generation_config.eos_token_id = eos
-    with whole(folder) as aside:
+    with atomic_write(folder) as aside:
         model.save_pretrained(aside, safe_serialization=True)
         if tokenizer is not None:
             tokenizer.save(aside)

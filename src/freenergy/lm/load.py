@@ -6,7 +6,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, read_json, undamaged, write_json
+from freenergy.core.files import corruption_as_user_error, file_hash, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus.resources import cache_folder, locate
@@ -36,7 +36,7 @@ def locate_model(name: str, progress: Progress = _SILENT) -> Path:
 
 def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     """The language model that a run's ``base`` stage has left in ``folder``."""
-    with undamaged(folder, "run the base stage again"):
+    with corruption_as_user_error(folder, "run the base stage again"):
         return _opened(folder, tokenizer)
 
 

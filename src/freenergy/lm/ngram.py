@@ -30,7 +30,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import fingerprint, read_json, whole, write_json
+from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
@@ -188,7 +188,7 @@ class NgramLM:
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the counts and then the configuration that names them, so that one never passes for another's."""
-        with whole(folder / _ARRAYS) as aside:
+        with atomic_write(folder / _ARRAYS) as aside:
             save_file(self.counts.arrays(), aside)
         sizes = {"vocab_size": self.vocab_size, "eos": self.eos, "order": self.order}
         names = {"kind": _KIND, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}

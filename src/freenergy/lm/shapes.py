@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import undamaged
+from freenergy.core.files import corruption_as_user_error
 
 
 @final
@@ -68,5 +68,5 @@ def shape_in(folder: Path) -> Shape:
         raise UserError(
             f"the configuration in {folder} cannot be read ({reason}): give a checkpoint's folder"
         ) from None
-    with undamaged(folder, "give another checkpoint"):
+    with corruption_as_user_error(folder, "give another checkpoint"):
         return shape_of(config)

@@ -69,11 +69,11 @@ class Split:
             energy += scale * E.double().cpu()
         return draws, energy
 
-    def rest(self, x: Continuations, *, rows: int = 256, may_forbid: bool = False) -> Float[Tensor, "B N"]:
-        """What the other parts say, at most ``rows`` at once, float64 on the CPU; ``may_forbid`` lets +inf pass."""
+    def rest(self, x: Continuations, *, rows: int = 256, allow_inf: bool = False) -> Float[Tensor, "B N"]:
+        """What the other parts say, at most ``rows`` at once, float64 on the CPU; ``allow_inf`` lets +inf pass."""
         energy = torch.zeros(x.shape, dtype=torch.float64)
         for scale, part in self.others:
-            energy += scale * energies_of_distinct(part, x, rows=rows, may_forbid=may_forbid)
+            energy += scale * energies_of_distinct(part, x, rows=rows, allow_inf=allow_inf)
         return energy
 
 
@@ -93,13 +93,13 @@ def draw_with_energy(
 
 
 def energies_of_distinct(
-    energy: Energy, x: Continuations, *, rows: int = 256, may_forbid: bool = False
+    energy: Energy, x: Continuations, *, rows: int = 256, allow_inf: bool = False
 ) -> Float[Tensor, "B N"]:
     """E(x), where the energy reads equal strings of a context once."""
     E = torch.zeros(x.shape, dtype=torch.float64)
     for b, which in enumerate(equal_strings(x)):
         places = first_of_each(which).nonzero().flatten()
-        read = energies_in_parts(energy, x[b : b + 1].candidates(places), rows=rows, may_forbid=may_forbid)[0]
+        read = energies_in_parts(energy, x[b : b + 1].candidates(places), rows=rows, allow_inf=allow_inf)[0]
         E[b] = torch.zeros_like(read).scatter(0, which[places], read)[which]
     return E
 

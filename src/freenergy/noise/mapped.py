@@ -22,14 +22,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from freenergy.core.checksums import FLAT, is_sound, write_sealed
+from freenergy.core.checksums import FLAT, digest_matches, write_with_checksums
 from freenergy.core.errors import UserError
-from freenergy.core.files import fingerprint, read_json, whole
+from freenergy.core.files import atomic_write, fingerprint, read_json
 from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus.shards import token_type
 
 _FOLDER, _DRAWS, _WINDOWS = ".flat", "draws.bin", "windows.bin"
-_AT_ONCE = 1 << 16  # numbers that are spelled at a time
+_BATCH_SIZE = 1 << 16  # numbers that are spelled at a time
 
 
 class Flat(NamedTuple):
@@ -66,8 +66,8 @@ def list_fingerprint(numbers: Int[Tensor, " some"], before: str = "", after: str
     True
     """
     digest = hashlib.sha256(f"{before}[".encode())
-    for first in range(0, len(numbers), _AT_ONCE):
-        spelled = ",".join(map(str, numbers[first : first + _AT_ONCE].tolist()))
+    for first in range(0, len(numbers), _BATCH_SIZE):
+        spelled = ",".join(map(str, numbers[first : first + _BATCH_SIZE].tolist()))
         digest.update(f"{',' * (first > 0)}{spelled}".encode())
     digest.update(f"]{after}".encode())
     return digest.hexdigest()[:16]
@@ -81,7 +81,7 @@ def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
         return None
     M = about.get("windows")
     is_plain = about.get("is_plain")
-    if about.get("key") != key or not isinstance(M, int) or not isinstance(is_plain, bool) or not is_sound(about):
+    if about.get("key") != key or not isinstance(M, int) or not isinstance(is_plain, bool) or not digest_matches(about):
         return None
     if sizes != [M * record.itemsize, M * 8]:
         return None
@@ -92,16 +92,16 @@ def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
 def _make(flat: Path, key: str, record: np.dtype, tables: Iterable[pa.Table]) -> None:
     """Write the records shard by shard."""
     K, numbers, is_plain = record["log_base"].shape[0], [], True
-    with whole(flat / _DRAWS) as aside, aside.open("wb") as file:
+    with atomic_write(flat / _DRAWS) as aside, aside.open("wb") as file:
         for table in tables:
             draws = _records(table, record)
             file.write(draws.tobytes())  # not tofile, which does not say that the disk is full
             numbers.append(table.column("window").to_numpy()[::K].astype("<i8"))
             is_plain &= table.column("source").unique().to_pylist() == ["base"]
             is_plain &= np.array_equal(draws["log_base"], draws["log_proposal"])
-    with whole(flat / _WINDOWS) as aside:
+    with atomic_write(flat / _WINDOWS) as aside:
         aside.write_bytes(np.concatenate(numbers).tobytes())
-    write_sealed(flat / FLAT, {"key": key, "windows": sum(map(len, numbers)), "is_plain": is_plain})
+    write_with_checksums(flat / FLAT, {"key": key, "windows": sum(map(len, numbers)), "is_plain": is_plain})
 
 
 def _records(table: pa.Table, record: np.dtype) -> np.ndarray:

@@ -23,7 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import whole
+from freenergy.core.files import atomic_write
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, NegativeSource
@@ -211,7 +211,7 @@ def _write(path: Path, rows: Tensor, draws: Draws, labels: list[str], about: dic
         labels * len(rows),
     ]
     schema = SCHEMA.with_metadata({_KEY: json.dumps(about, sort_keys=True)})
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         pq.write_table(pa.table(columns, schema=schema), aside, compression="zstd", write_page_checksum=True)
 
 

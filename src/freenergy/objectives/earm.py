@@ -90,7 +90,9 @@ class EARM:
     def __call__(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> Loss:
         """Its gradient is Eq. 15, a token; ``log_z`` is log Z_k, from ``Denominators`` or exact."""
         parts = self.parts(data, fakes, log_z)
-        value = parts.cross_entropy + parts.level + parts.giving_way + (0.0 if self.reduced else parts.noise)
+        value = (
+            parts.cross_entropy + parts.level + parts.reweighted_prefix_term + (0.0 if self.reduced else parts.noise)
+        )
         return Loss(value, _metrics(data, fakes, log_z, self._shares(data.mask, fakes.mask)))
 
     def parts(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> "Parts":
@@ -105,7 +107,7 @@ class EARM:
         return Parts(
             cross_entropy=over(x + data.log_prob, 0.0),
             level=over(data.log_sum, w * fakes.log_sum),
-            giving_way=over(0.0, (w - 1) * y),
+            reweighted_prefix_term=over(0.0, (w - 1) * y),
             noise=over(0.0, y + w * fakes.log_prob),
         )
 
@@ -130,7 +132,7 @@ class Parts:
 
     cross_entropy: Float[Tensor, ""]  # −E_x [log q̃(x_<k) + log q(x_k | x_<k)]
     level: Float[Tensor, ""]  # E_y w·S − E_x S: S learns to tell data from fakes
-    giving_way: Float[Tensor, ""]  # E_y (w − 1)·log q̃(y_<k): q gives way where S has said it already
+    reweighted_prefix_term: Float[Tensor, ""]  # E_y (w − 1)·log q̃(y_<k): q gives way where S has said it already
     noise: Float[Tensor, ""]  # E_y [log q̃(y_<k) + w·log q(y_k | y_<k)], whose gradient has mean zero
 
 

@@ -1,6 +1,6 @@
 """log Z and what can be certified without it."""
 
-from freenergy.partition.adaptive import Until, estimate_log_partition
+from freenergy.partition.adaptive import StoppingRule, estimate_log_partition
 from freenergy.partition.certificate import certified_gain, effective_sample_size
 from freenergy.partition.distinct import distinct
 from freenergy.partition.drawing import WeightedDraws, ancestral, log_weights, stratified
@@ -12,7 +12,7 @@ from freenergy.partition.weights import WeightSums, log_partition
 __all__ = [
     "LogPartition",
     "StepLogProbs",
-    "Until",
+    "StoppingRule",
     "WeightSums",
     "WeightedDraws",
     "ancestral",

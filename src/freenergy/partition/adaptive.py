@@ -26,7 +26,7 @@ _NORMAL = 1.96
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
+class StoppingRule:
     """When to stop: nats that the interval may be wide, most draws of a context, draws between two looks."""
 
     width: float = 0.1
@@ -47,7 +47,7 @@ def estimate_log_partition(
     space: SequenceSpace,
     rng: Rng,
     *,
-    until: Until = Until(),  # noqa: B008 (frozen)
+    until: StoppingRule = StoppingRule(),  # noqa: B008 (frozen)
     draw: Drawing = ancestral,
 ) -> LogPartition:
     """log Z of each context, from as many draws as it needs; ``draws`` of the answer says how many those were."""
@@ -61,7 +61,13 @@ def estimate_log_partition(
 
 
 def _one(
-    base: LanguageModel, energy: Energy, context: Sequences, space: SequenceSpace, rng: Rng, until: Until, draw: Drawing
+    base: LanguageModel,
+    energy: Energy,
+    context: Sequences,
+    space: SequenceSpace,
+    rng: Rng,
+    until: StoppingRule,
+    draw: Drawing,
 ) -> LogPartition:
     sums = WeightSums.empty(1)
     while True:

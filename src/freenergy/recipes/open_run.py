@@ -33,7 +33,7 @@ def load(folder: str | Path) -> ResidualModel:
     corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
     lm = open_base(run.stage("base"), corpus.tokenizer)
     energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
-    return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, room=corpus.prefix)
+    return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, max_context=corpus.prefix)
 
 
 def load_base(folder: str | Path) -> Base:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import gaussian_kde
 
-from freenergy.core.files import whole, write_text
+from freenergy.core.files import atomic_write, write_text
 from freenergy.report.words import interval, is_number, number
 
 COLOURS = {"human": "#009E73", "base": "#D55E00", "joint": "#0072B2"}
@@ -72,7 +72,7 @@ class Drawing:
             return
         alone = re.sub(r"(<svg[^>]*>)", rf"\1<style>{_ALONE}</style>", self.svg, count=1)
         write_text(folder / f"{self.name}.svg", alone)
-        with whole(folder / f"{self.name}.png") as aside:
+        with atomic_write(folder / f"{self.name}.png") as aside:
             aside.write_bytes(self.png)
 
     def inline(self) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from matplotlib.image import imsave
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import whole
+from freenergy.core.files import atomic_write
 
 _PAPER = 128  # grey, so that black and white images both have an edge
 _GAP = 1
@@ -32,5 +32,5 @@ def draw_sheet(images: UInt8[np.ndarray, "n height width *colours"], path: Path,
     for k, image in enumerate(images):
         top, left = _GAP + k // columns * tall, _GAP + k % columns * wide
         sheet[top : top + height, left : left + width] = image
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         imsave(aside, sheet.repeat(zoom, 0).repeat(zoom, 1), format="png", metadata=_NO_METADATA)

@@ -29,8 +29,8 @@ from freenergy.core.workers.protocol import Engine
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.checksums import STAGE as _DONE
-from freenergy.core.checksums import is_sound, write_sealed
-from freenergy.core.files import alone_in, fingerprint, read_json, room_on_disk, sweep, write_json
+from freenergy.core.checksums import digest_matches, write_with_checksums
+from freenergy.core.files import exclusive_lock, fingerprint, read_json, disk_full_as_user_error, remove_partial_files, write_json
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
 _SILENT, _HERE = Silent(), Here()
@@ -71,7 +71,7 @@ class Run:
             raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
         record: dict[str, Any] = read_json(path)
         is_record = isinstance(record.get("key"), str) and isinstance(record.get("after", {}), dict)
-        if not is_record or not is_sound(record):
+        if not is_record or not digest_matches(record):
             raise UserError(f"{path} is damaged: delete it and `freenergy run` it again")
         for before, key in record.get("after", {}).items():
             if self.finished(before).get("key") != key:
@@ -138,11 +138,11 @@ def run(
     chosen = _up_to(stage, recipe)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe, engine)
     ranks = Ranks.found()
-    alone = alone_in(this.folder) if ranks.is_first else nullcontext()
-    with ranks.together(), alone, room_on_disk(this.folder):
+    alone = exclusive_lock(this.folder) if ranks.is_first else nullcontext()
+    with ranks.together(), alone, disk_full_as_user_error(this.folder):
         with ranks.first_rank_first():
             if ranks.is_first:
-                sweep(this.folder)
+                remove_partial_files(this.folder)
             # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
             plans = [each.plan(this, progress) for each in chosen]
             if ranks.is_first:
@@ -186,7 +186,7 @@ def _done(stage: Stage, this: Run, key: str) -> StageResult | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    is_record = isinstance(record.get("summary"), dict) and "seconds" in record and is_sound(record)
+    is_record = isinstance(record.get("summary"), dict) and "seconds" in record and digest_matches(record)
     if record.get("key") != key or not is_record:
         return None
     return StageResult(stage.name, record["summary"], record["seconds"], was_cached=True)
@@ -219,7 +219,7 @@ def _do(
     after = {name: keys[name] for name in stage.after if name in keys}
     record = {"key": key, "after": after, "summary": summary, "versions": versions}
     if ranks.is_first:
-        write_sealed(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds}, progress)
+        write_with_checksums(folder / _DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds}, progress)
     ranks.barrier()
     return StageResult(stage.name, summary, seconds, was_cached=False) if ranks.is_first else None
 

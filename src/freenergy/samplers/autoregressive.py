@@ -52,10 +52,10 @@ class Autoregressive:
     completions: int = 16
     num: int = 1
     target: Target = "restricted"
-    at_once: int = 128  # completions in one call of the models
+    batch_size: int = 128  # completions in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("top_k", "completions", "num", "at_once"))
+        check_counts(self, ("top_k", "completions", "num", "batch_size"))
 
     def __call__(
         self,
@@ -156,10 +156,10 @@ class Autoregressive:
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], int]:
         """log w and E of a completion of each first token, and how many tokens were drawn."""
         truncation, log_w, E, tokens = Truncation(top_k=self.top_k), [], [], 0
-        for n in range(0, len(first), self.at_once):
-            some, stream = first[n : n + self.at_once], rng.shift(candidates=n)
+        for n in range(0, len(first), self.batch_size):
+            some, stream = first[n : n + self.batch_size], rng.shift(candidates=n)
             draws = first_given(base, context, head, some, left, stream, truncation)
-            found = weigh(energy, draws, truncation=truncation, target=self.target, at_once=self.at_once)
+            found = weigh(energy, draws, truncation=truncation, target=self.target, batch_size=self.batch_size)
             log_w.append(found.log_weight[0])
             E.append(found.energy[0])
             tokens += int(draws.x.lengths.sum()) - len(some) * (len(head) + 1)

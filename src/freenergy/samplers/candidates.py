@@ -137,28 +137,28 @@ def propose(
     *,
     truncation: Truncation = ANCESTRAL,
     target: Target = "restricted",
-    at_once: int = 256,
+    batch_size: int = 256,
     advance: Advance | None = None,
 ) -> Candidates:
-    """Draw ``num`` candidates of each context and weigh them, at most ``at_once`` in one call of the models.
+    """Draw ``num`` candidates of each context and weigh them, at most ``batch_size`` in one call of the models.
 
-    Contexts that fit are drawn together. Candidates own their randomness, so ``at_once`` changes a text only where
+    Contexts that fit are drawn together. Candidates own their randomness, so ``batch_size`` changes a text only where
     rounding decides.
     """
-    if num < 1 or at_once < 1:
-        raise UserError(f"{num} candidates, {at_once} at once, were asked for: ask for at least one")
-    split, rows, together = Split.of(energy, base), [], max(1, at_once // num)
+    if num < 1 or batch_size < 1:
+        raise UserError(f"{num} candidates, {batch_size} at once, were asked for: ask for at least one")
+    split, rows, together = Split.of(energy, base), [], max(1, batch_size // num)
     for b in range(0, len(contexts), together):
         some, stream, parts, known = contexts[b : b + together].trimmed(), rng.shift(contexts=b), [], []
-        for n in range(0, num, at_once):
-            count = min(at_once, num - n)
+        for n in range(0, num, batch_size):
+            count = min(batch_size, num - n)
             draws, E = split.draw(base, some, count, space, stream.shift(candidates=n), truncation)
             parts.append(draws)
             known.append(E)
             if advance is not None:
                 advance(count * len(some))
         draws = Draws.cat(parts, dim=1)
-        E = torch.cat(known, dim=1) + split.rest(draws.x, rows=at_once, may_forbid=True)
+        E = torch.cat(known, dim=1) + split.rest(draws.x, rows=batch_size, allow_inf=True)
         rows.append(_weighed(draws, E, truncation=truncation, target=target))
     return Candidates.cat(rows, dim=0)
 
@@ -169,10 +169,10 @@ def weigh(
     *,
     truncation: Truncation = ANCESTRAL,
     target: Target = "restricted",
-    at_once: int = 256,
+    batch_size: int = 256,
 ) -> Candidates:
     """Candidates from draws; equal strings of a context are read by the energy once."""
-    E = energies_of_distinct(energy, draws.x, rows=at_once, may_forbid=True)
+    E = energies_of_distinct(energy, draws.x, rows=batch_size, allow_inf=True)
     return _weighed(draws, E, truncation=truncation, target=target)
 
 

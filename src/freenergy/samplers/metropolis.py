@@ -66,10 +66,10 @@ class Metropolis:
     log_bound: float | None = None  # log w_max, where it is known
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 256  # proposals in one call of the models
+    batch_size: int = 256  # proposals in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("steps", "num", "at_once"))
+        check_counts(self, ("steps", "num", "batch_size"))
         if self.log_bound is not None and not math.isfinite(self.log_bound):
             raise UserError(f"log_bound is {self.log_bound}: set it to a number, or leave it out")
 
@@ -85,7 +85,7 @@ class Metropolis:
         """Start every chain at a draw and let it run."""
         state = self.init(base, energy, context, space, rng)
         log_weight, tokens, accepted = [state.at.log_weight[0]], tokens_in(state.at.x), 0
-        block = max(1, self.at_once // self.num)
+        block = max(1, self.batch_size // self.num)
         with progress.track("stepping", self.steps, "steps") as advance:
             while state.time < self.steps:
                 steps = min(block, self.steps - state.time)
@@ -127,7 +127,7 @@ class Metropolis:
         """Proposals from ``first`` on: those of a step for every chain, then those of the next."""
         return propose(
             base, energy, context, num, space, rng.child("draw").shift(candidates=first),
-            truncation=self.truncation, target=self.target, at_once=self.at_once,
+            truncation=self.truncation, target=self.target, batch_size=self.batch_size,
         )  # fmt: skip
 
     def _sampled(self, state: State, log_weight: Float[Tensor, " n"], tokens: int, acceptance: float) -> Sampled:

@@ -100,7 +100,7 @@ def run_island(
     resampling: Ancestry = "strata",
     truncation: Truncation = ANCESTRAL,
     target: Target = "joint",
-    at_once: int = 128,
+    batch_size: int = 128,
     advance: Advance | None = None,
 ) -> Island:
     """Write ``num`` particles of each context to their end; every context decides for itself when it resamples."""
@@ -111,7 +111,7 @@ def run_island(
         walk.go_to(length)
         drawn = int(walk.x.lengths.sum()) - before
         if drawn:  # else all have ended, and nothing is new
-            seen = weigh(energy, _draws(walk), truncation=truncation, target=target, at_once=at_once)
+            seen = weigh(energy, _draws(walk), truncation=truncation, target=target, batch_size=batch_size)
             flock.weigh(seen)
         ess.append(effective_sample_size(flock.log_weight).nan_to_num(0.0))  # 0 where none has any weight
         is_due = (ess[-1] > 0) & (ess[-1] < share * num - _ROUNDING) & (drawn > 0) & (length < space.length)

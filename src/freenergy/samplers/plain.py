@@ -32,10 +32,10 @@ class Plain:
 
     num: int = 1
     truncation: Truncation = ANCESTRAL
-    at_once: int = 256
+    batch_size: int = 256
 
     def __post_init__(self) -> None:
-        check_counts(self, ("num", "at_once"))
+        check_counts(self, ("num", "batch_size"))
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ class Plain:
         with progress.track("drawing", self.num, "continuations") as advance:
             found = propose(
                 base, energy, context, self.num, space, rng.child("draw"),
-                truncation=self.truncation, at_once=self.at_once, advance=advance,
+                truncation=self.truncation, batch_size=self.batch_size, advance=advance,
             )  # fmt: skip
         return all_of(found)
 

@@ -43,7 +43,7 @@ class Rejection:
     most: int = 100_000  # proposals
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 128  # proposals in one call of the models
+    batch_size: int = 128  # proposals in one call of the models
 
     def __post_init__(self) -> None:
         _check(self)
@@ -84,7 +84,7 @@ class QuasiRejection:
     most: int = 100_000  # proposals, after the pilot
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 128  # proposals in one call of the models
+    batch_size: int = 128  # proposals in one call of the models
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.log_bound, self.acceptance, self.distance)) != 1:
@@ -136,7 +136,7 @@ class QuasiRejection:
         with progress.track("pilot", self.pilot, "candidates") as advance:
             return propose(
                 base, energy, context, self.pilot, space, rng.child("pilot"),
-                truncation=self.truncation, target=self.target, at_once=self.at_once, advance=advance,
+                truncation=self.truncation, target=self.target, batch_size=self.batch_size, advance=advance,
             )  # fmt: skip
 
     def choose_bound(self, pilot: Candidates) -> float:
@@ -192,10 +192,10 @@ def _accept(
     n = found = tokens = 0
     with progress.track("accepting", settings.num, "results") as advance:
         while found < settings.num and n < settings.most:
-            count = min(settings.at_once, settings.most - n)
+            count = min(settings.batch_size, settings.most - n)
             part = propose(
                 base, energy, context, count, space, rng.child("draw").shift(candidates=n),
-                truncation=settings.truncation, target=settings.target, at_once=settings.at_once,
+                truncation=settings.truncation, target=settings.target, batch_size=settings.batch_size,
             )  # fmt: skip
             parts.append(part.log_weight[0])
             coins = _coins(_chances(parts[-1], log_bound), rng.child("accept").shift(candidates=n))
@@ -244,6 +244,6 @@ def _spent(num: int, found: int, acceptance: float, log_weight: Float[Tensor, " 
 
 
 def _check(settings: Rejection | QuasiRejection) -> None:
-    check_counts(settings, ("num", "most", "at_once"))
+    check_counts(settings, ("num", "most", "batch_size"))
     if settings.log_bound is not None and not math.isfinite(settings.log_bound):
         raise UserError(f"log_bound is {settings.log_bound}: set it to a number")

@@ -41,10 +41,10 @@ class Resampling:
     every: int = 128  # candidates between two looks at the goal
     truncation: Truncation = ANCESTRAL
     target: Target = "restricted"
-    at_once: int = 256  # candidates in one call of the models
+    batch_size: int = 256  # candidates in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("candidates", "num", "every", "at_once"))
+        check_counts(self, ("candidates", "num", "every", "batch_size"))
         if self.effective is not None and not 1 <= self.effective <= self.candidates:
             raise UserError(
                 f"{self.effective} effective candidates out of at most {self.candidates} were asked for: ask for 1 "
@@ -77,7 +77,7 @@ class Resampling:
             stream = rng.shift(candidates=n)
             part = propose(
                 base, energy, context, count, space, stream,
-                truncation=self.truncation, target=self.target, at_once=self.at_once, advance=advance,
+                truncation=self.truncation, target=self.target, batch_size=self.batch_size, advance=advance,
             )  # fmt: skip
             parts.append(part)
             n += count

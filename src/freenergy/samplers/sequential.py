@@ -99,10 +99,10 @@ class Sequential:
     resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
     truncation: Truncation = ANCESTRAL
     target: Target = "joint"
-    at_once: int = 256  # particles of an island
+    batch_size: int = 256  # particles of an island
 
     def __post_init__(self) -> None:
-        check_counts(self, ("particles", "num", "every", "at_once"))
+        check_counts(self, ("particles", "num", "every", "batch_size"))
         if not 0 <= self.share <= 1:
             raise UserError(f"share is {self.share}: set it to at least 0 (never resample) and at most 1")
 
@@ -132,7 +132,7 @@ class Sequential:
         check_one(context)
         islands, first = [], 0
         with progress.track("particles", self.particles * space.length, "tokens") as advance:
-            for num in _even(self.particles, self.at_once):
+            for num in _even(self.particles, self.batch_size):
                 island = run_island(
                     base,
                     energy,

@@ -71,22 +71,22 @@ def write(
     sampler: Sampler,
     eos: int | None,
     look_ahead: int = 0,
-    room: int | None = None,
-    most_tokens: int | None = None,
+    max_context: int | None = None,
+    max_tokens: int | None = None,
     written: Sequence[int] = (),
     progress: Progress = SILENT,
 ) -> Iterator[Chunk]:
     """A text of at most ``chunks`` chunks, each given as soon as it is there.
 
     Of the sampler's results the first counts. The text stops after ``eos`` (None: it never does, unless the space says
-    so), or at ``most_tokens``. A chunk reads at most ``room`` tokens of what stands before it, and no more than the
-    base and the energy can. ``look_ahead`` roll-outs of the next chunk weigh each candidate (resampling only).
+    so), or at ``max_tokens``. A chunk reads at most ``max_context`` tokens of what stands before it, and no more than
+    the base and the energy can. ``look_ahead`` rollouts of the next chunk weigh each candidate (resampling only).
     ``written`` are whole chunks of a text to go on with: the same call then gives the chunks that were missing.
     """
     check_one(context)
-    if chunks < 1 or look_ahead < 0 or (most_tokens is not None and most_tokens < 1):
+    if chunks < 1 or look_ahead < 0 or (max_tokens is not None and max_tokens < 1):
         raise UserError(
-            f"chunks is {chunks}, look_ahead {look_ahead}, most_tokens {most_tokens}: set them to at least 1, 0 and 1"
+            f"chunks is {chunks}, look_ahead {look_ahead}, max_tokens {max_tokens}: set them to at least 1, 0 and 1"
         )
     if look_ahead and (chunks == 1 or not isinstance(sampler, Resampling)):
         raise UserError("looking ahead weighs candidates by their next chunk: take resampling and 2 chunks or more")
@@ -94,7 +94,7 @@ def write(
         raise UserError(
             f"{len(written)} tokens are not whole chunks of {space.length}: give what was written up to the last chunk"
         )
-    text = LongText(base, energy, context, space, room, eos, most_tokens, list(written))
+    text = LongText(base, energy, context, space, max_context, eos, max_tokens, list(written))
     return _chunks(text, rng, chunks, sampler, look_ahead, progress)
 
 
@@ -128,7 +128,7 @@ def _looking_ahead(
     with progress.track("drawing", sampler.candidates, "candidates") as advance:
         found = sampler.draw(text.base, text.energy, context, text.space, rng.child("draw"), advance)
     log_ahead, tokens = torch.zeros(found.energy.shape[1], dtype=torch.float64), 0
-    strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.at_once // look_ahead)
+    strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.batch_size // look_ahead)
     with progress.track("looking ahead", len(going), "candidates") as advance:
         for i in range(0, len(going), each):
             some, stream = going[i : i + each], rng.child("ahead").shift(contexts=i)
@@ -146,7 +146,7 @@ def _ahead(
     contexts = Sequences.from_lists([text.before(string)[0] for string in strings])
     split = Split.of(text.energy, text.base)
     draws, known = split.draw(text.base, contexts, look_ahead, text.space, rng, sampler.truncation)
-    E = known + split.rest(draws.x, rows=sampler.at_once, may_forbid=True)
+    E = known + split.rest(draws.x, rows=sampler.batch_size, allow_inf=True)
     log_w = log_weight(draws.log_base.double().cpu(), draws.log_proposal.double().cpu(), E, sampler.target)
     return log_w.logsumexp(1) - math.log(look_ahead), tokens_in(draws.x)
 
@@ -161,25 +161,25 @@ class LongText:
         energy: Energy,
         context: Sequences,
         space: SequenceSpace,
-        room: int | None,
+        max_context: int | None,
         eos: int | None,
-        most_tokens: int | None,
+        max_tokens: int | None,
         written: list[int],
     ) -> None:
         self.base, self.energy, self.space, self.written = base, energy, space, written
         self.stops = {token for token in (eos, space.eos) if token is not None}
-        self.most_tokens, self.room, self._has_told = most_tokens, room, False
-        self.reach = reach(base, energy, space, room)
+        self.max_tokens, self.max_context, self._has_told = max_tokens, max_context, False
+        self.reach = reach(base, energy, space, max_context)
         # an empty context is the start of a document, also for the chunks after the first
         self.given, self.begun = context.lists()[0], started(context, base.eos).lists()[0]
 
     def before(self, candidate: Sequence[int] = ()) -> tuple[list[int], int]:
         """What is read before the next chunk, or before the one after a candidate; and how much is dropped.
 
-        A prefix that does not fit is the model's to refuse, as in a text of one chunk; only ``room`` cuts it.
+        A prefix that does not fit is the model's to refuse, as in a text of one chunk; only ``max_context`` cuts it.
         """
         added = [*self.written, *candidate]
-        tokens, most = ([*self.begun, *added], self.reach) if added else (self.given, self.room)
+        tokens, most = ([*self.begun, *added], self.reach) if added else (self.given, self.max_context)
         dropped = 0 if most is None else max(0, len(tokens) - most)
         return tokens[dropped:], dropped
 
@@ -198,7 +198,7 @@ class LongText:
     def kept(self, tokens: list[int]) -> list[int]:
         """A chunk up to where the text ends."""
         end = next((t + 1 for t, token in enumerate(tokens) if token in self.stops), len(tokens))
-        return tokens[: end if self.most_tokens is None else min(end, self.most_tokens - len(self.written))]
+        return tokens[: end if self.max_tokens is None else min(end, self.max_tokens - len(self.written))]
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Does the text end there?"""
@@ -206,7 +206,7 @@ class LongText:
 
     def is_done(self, after: int = 0) -> bool:
         """Nothing more is to be written, now or ``after`` so many tokens more."""
-        is_full = self.most_tokens is not None and len(self.written) + after >= self.most_tokens
+        is_full = self.max_tokens is not None and len(self.written) + after >= self.max_tokens
         return is_full or self.ends(self.written)
 
     def going(self, found: Candidates) -> list[int]:
@@ -216,12 +216,14 @@ class LongText:
         return [n for n, (x, log_w) in enumerate(strings) if log_w > -math.inf and not self.ends(x)]
 
 
-def reach(base: LanguageModel, energy: Energy, space: SequenceSpace, room: int | None = None) -> int | None:
+def reach(base: LanguageModel, energy: Energy, space: SequenceSpace, max_context: int | None = None) -> int | None:
     """How many tokens before a chunk can be read by both models, and may be; None where there is no limit."""
-    if room is not None and room < 1:
-        raise UserError(f"room is {room} tokens: set it to 1 or more, or leave it out")
+    if max_context is not None and max_context < 1:
+        raise UserError(f"max_context is {max_context} tokens: set it to 1 or more, or leave it out")
     longest = [base.max_length, *_lengths_of_trunks(energy)]
-    limits = [limit - space.length for limit in longest if limit is not None] + ([] if room is None else [room])
+    limits = [limit - space.length for limit in longest if limit is not None] + (
+        [] if max_context is None else [max_context]
+    )
     if limits and min(limits) < 1:
         raise UserError(
             f"a chunk of {space.length} tokens leaves no room for what stands before it: ask for shorter chunks"

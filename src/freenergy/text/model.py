@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import own_folder, read_json, whole, write_json, write_text
+from freenergy.core.files import atomic_write, own_folder, read_json, write_json, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
@@ -50,25 +50,23 @@ class ResidualModel:
         tokenizer: Tokenizer | None = None,
         *,
         space: SequenceSpace | None = None,
-        room: int | None = None,
+        max_context: int | None = None,
     ) -> None:
         self.base = base
         self.energy = energy.eval() if isinstance(energy, nn.Module) else energy
         self.tokenizer = tokenizer
         self.space = space  # of the continuations that the energy was trained on
-        self.room = room  # tokens before them that it was trained with
+        self.max_context = max_context  # tokens before them that it was trained with
 
     @torch.no_grad()
-    def scores(self, x: Continuations, *, may_forbid: bool = False) -> JointScores:
-        """log P_LM and E of each continuation; with ``may_forbid`` an energy may be +inf, and is refused otherwise."""
+    def scores(self, x: Continuations, *, allow_inf: bool = False) -> JointScores:
+        """log P_LM and E of each continuation; with ``allow_inf`` an energy may be +inf, and is refused otherwise."""
         for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
             if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
                 raise UserError(
                     f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
                 )
-        return JointScores(
-            self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x, may_forbid=may_forbid)
-        )
+        return JointScores(self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x, allow_inf=allow_inf))
 
     def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c) − E(c, x): ranks the continuations of one context, exactly."""
@@ -89,7 +87,7 @@ class ResidualModel:
         # equal candidates have equal scores, to the last bit
         distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
         x = Continuations.from_lists([joined.context], [list(distinct)])
-        scores, of = self.scores(x, may_forbid=True), torch.tensor([distinct[x] for x in xs])
+        scores, of = self.scores(x, allow_inf=True), torch.tensor([distinct[x] for x in xs])
         return Ranking.of(prefix, candidates, joined, JointScores(scores.log_base[:, of], scores.energy[:, of]))
 
     def sample(
@@ -110,7 +108,7 @@ class ResidualModel:
         The texts are those of ``freenergy sample`` with the same seed and settings. ``write`` takes any other sampler.
         """
         sampler = Resampling(candidates=candidates, num=n, truncation=truncation, target=target)
-        writing = Writing(sampler=sampler, chunks=chunks, room=self.room)
+        writing = Writing(sampler=sampler, chunks=chunks, max_context=self.max_context)
         return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
 
     def write(
@@ -172,11 +170,13 @@ class ResidualModel:
             notes.append(
                 f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
             )
-        if self.tokenizer is not None and self.room is not None and writing.chunks == 1:  # chunks keep to the room
+        if (
+            self.tokenizer is not None and self.max_context is not None and writing.chunks == 1
+        ):  # chunks keep to max_context
             before = len(self.tokenizer.encode(prefix))
-            if before > self.room:
+            if before > self.max_context:
                 notes.append(
-                    f"the energy was trained with {self.room} tokens before the continuation, not with {before}"
+                    f"the energy was trained with {self.max_context} tokens before the continuation, not with {before}"
                 )
         return notes
 
@@ -199,7 +199,7 @@ class ResidualModel:
         save_energy: Any = getattr(self.energy, "save_pretrained", None)
         if save_energy is None:
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
-        with whole(own_folder(folder, RECORD)) as aside:
+        with atomic_write(own_folder(folder, RECORD)) as aside:
             save_base(self.base, aside)
             save_energy(aside / "energy")
             self.tokenizer.save(aside / "tokenizer")
@@ -208,7 +208,7 @@ class ResidualModel:
                 "tokenizer": self.tokenizer.fingerprint,
                 "facts": facts or {},
                 "space": None if self.space is None else asdict(self.space),
-                "room": self.room,
+                "room": self.max_context,
             }
             write_json(aside / RECORD, record)
             write_text(aside / "README.md", model_card(self.base, self.energy, facts or {}))
@@ -226,4 +226,4 @@ class ResidualModel:
         base = open_base(folder, tokenizer)
         energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
         space = None if record.get("space") is None else SequenceSpace(**record["space"])
-        return cls(base, energy, tokenizer, space=space, room=record.get("room"))
+        return cls(base, energy, tokenizer, space=space, max_context=record.get("room"))

@@ -26,7 +26,7 @@ class Writing:
     sampler: Sampler = field(default_factory=Resampling)
     chunks: int = 1
     look_ahead: int = 0  # roll-outs of the next chunk that each candidate is judged by; 0 looks at the chunk alone
-    room: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
+    max_context: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
 
     def __post_init__(self) -> None:
         if self.chunks < 1 or self.look_ahead < 0:
@@ -89,7 +89,7 @@ def _long(
         chunks=writing.chunks,
         sampler=replace(writing.sampler, num=1),  # type: ignore[type-var]
         look_ahead=writing.look_ahead,
-        room=writing.room,
+        max_context=writing.max_context,
         eos=eos,
         progress=progress,
     )

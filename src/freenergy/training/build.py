@@ -35,7 +35,7 @@ from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.load import locate_model
 from freenergy.training.contrastive_batches import Contrast, StoredContrast
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.feature_cache import Ahead, nobody_ahead
+from freenergy.training.feature_cache import PrefetchFn, no_prefetch
 from freenergy.training.masked_language_model import train_masked_trunk
 from freenergy.training.settings import EnergyTraining
 
@@ -50,7 +50,7 @@ class Material:
     train: Contrast
     validation: StoredContrast
     features: Path  # the folder where features of linear energies are kept
-    ahead: Ahead = nobody_ahead  # may have features computed before they are asked for
+    ahead: PrefetchFn = no_prefetch  # may have features computed before they are asked for
 
 
 def build_energy(

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import undamaged, whole
+from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.training.average import Average
 from freenergy.training.distributed.ranks import Ranks
 
@@ -113,7 +113,7 @@ def _write(path: Path, tensors: dict[str, Tensor], ranks: Ranks, metadata: dict[
         if ranks.is_first:
             gathered[name] = full.cpu().contiguous()
     if ranks.is_first:
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file(gathered, aside, metadata=metadata)
 
 
@@ -130,6 +130,10 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 def restore_weights(path: Path, module: nn.Module) -> None:
     """Read the weights alone."""
-    with undamaged(path, "delete its folder and train again"), safe_open(path, framework="pt") as file, torch.no_grad():
+    with (
+        corruption_as_user_error(path, "delete its folder and train again"),
+        safe_open(path, framework="pt") as file,
+        torch.no_grad(),
+    ):
         for name, weight in module.named_parameters():
             weight.copy_(file.get_tensor(name))

@@ -33,7 +33,7 @@ from freenergy.training.feature_chunks import Pieces, laid_flat
 Features = Pieces | tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]
 Offset = Float[Tensor, "_ _"]  # [M, 1 + K]
 _GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-_AT_ONCE = 1 << 22  # features that an evaluation has before it: 16 or 32 MB
+_BATCH_SIZE = 1 << 22  # features that an evaluation has before it: 16 or 32 MB
 
 
 @final
@@ -221,7 +221,7 @@ class _Problem:
 
     def _chunks(self) -> Iterator[slice]:
         """Windows whose features are looked at together."""
-        step = max(1, _AT_ONCE // (self.columns * (self.size - 1)))
+        step = max(1, _BATCH_SIZE // (self.columns * (self.size - 1)))
         return (slice(first, min(first + step, self.rows)) for first in range(0, self.rows, step))
 
     def _offset(self, some: slice) -> Float[Tensor, "chunk candidates"]:

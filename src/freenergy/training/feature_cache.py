@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import fingerprint, read_tensors, whole
+from freenergy.core.files import atomic_write, fingerprint, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_parts
@@ -29,21 +29,30 @@ from freenergy.training.feature_chunks import Pieces
 
 @final
 class FeatureCache:
-    """Reads windows in chunks of ``at_once``, cut to ``length`` if any; ``is_own`` windows are of the training text."""
+    """Reads windows in chunks of ``batch_size``, cut to ``length`` if any.
+
+    With ``leave_self_out`` the windows are of the training text.
+    """
 
     def __init__(
-        self, folder: Path, contrast: StoredContrast, *, is_own: bool, at_once: int = 32, length: int | None = None
+        self,
+        folder: Path,
+        contrast: StoredContrast,
+        *,
+        leave_self_out: bool,
+        batch_size: int = 32,
+        length: int | None = None,
     ) -> None:
-        self.folder, self.contrast, self.is_own, self.at_once = folder, contrast, is_own, at_once
+        self.folder, self.contrast, self.leave_self_out, self.batch_size = folder, contrast, leave_self_out, batch_size
         self.length = length
 
     def chunks(self) -> Iterator[Int[Tensor, " chunk"]]:
         """The windows in order, chunk by chunk."""
-        return map(self.chunk, range(-(-len(self.contrast) // self.at_once)))
+        return map(self.chunk, range(-(-len(self.contrast) // self.batch_size)))
 
     def chunk(self, k: int) -> Int[Tensor, " chunk"]:
         """The windows of chunk k."""
-        return torch.arange(k * self.at_once, min((k + 1) * self.at_once, len(self.contrast)))
+        return torch.arange(k * self.batch_size, min((k + 1) * self.batch_size, len(self.contrast)))
 
     def pieces(self, energy: FeatureEnergy, label: str, progress: Progress) -> Pieces:
         """Features of every window [M, 1 + K, F], chunk by chunk; what is not on disk is computed now, with a bar."""
@@ -59,13 +68,19 @@ class FeatureCache:
         path = _path(self.place(energy), chunk)
         if not path.is_file():
             found = self._read(energy, chunk).float().cpu().contiguous()
-            with whole(path) as aside:
+            with atomic_write(path) as aside:
                 save_file({"features": found}, aside)
         return read_tensors(path)["features"]
 
     def place(self, energy: FeatureEnergy) -> Path:
         """The folder of the shards of an energy's features."""
-        about = [version("freenergy"), energy.fingerprint, self.contrast.store.fingerprint, self.is_own, self.at_once]
+        about = [
+            version("freenergy"),
+            energy.fingerprint,
+            self.contrast.store.fingerprint,
+            self.leave_self_out,
+            self.batch_size,
+        ]
         return self.folder / fingerprint(about if self.length is None else [*about, self.length])
 
     def missing(self, energy: FeatureEnergy) -> list[int]:
@@ -75,7 +90,7 @@ class FeatureCache:
 
     def _read(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
         x = self._strings(chunk)
-        return own_features(energy, x) if self.is_own else energy.features(x)
+        return own_features(energy, x) if self.leave_self_out else energy.features(x)
 
     def _strings(self, chunk: Int[Tensor, " chunk"]) -> Continuations:
         x = self.contrast.all(chunk)
@@ -96,10 +111,10 @@ class FeatureCache:
         return torch.cat([self.energies(energy, chunk, rows) for chunk in self.chunks()])
 
 
-Ahead = Callable[[FeatureEnergy, FeatureCache, str, Progress], None]
+PrefetchFn = Callable[[FeatureEnergy, FeatureCache, str, Progress], None]
 
 
-def nobody_ahead(energy: FeatureEnergy, cache: FeatureCache, label: str, progress: Progress) -> None:
+def no_prefetch(energy: FeatureEnergy, cache: FeatureCache, label: str, progress: Progress) -> None:
     """Features are computed when they are asked for."""
 
 
@@ -111,7 +126,7 @@ def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N 
     """Features of windows of the training text: the datum, in the first column, must not find itself there."""
     if not energy.knows_text:
         return energy.features(x)
-    data = energy.features(x.candidates(slice(0, 1)), is_own=True)
+    data = energy.features(x.candidates(slice(0, 1)), leave_self_out=True)
     return torch.cat([data, energy.features(x.candidates(slice(1, None)))], dim=1)
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from freenergy.core.files import room_on_disk
+from freenergy.core.files import disk_full_as_user_error
 
 
 @final
@@ -72,7 +72,7 @@ def laid_flat(pieces: Iterable[Tensor], shape: tuple[int, int, int], folder: Pat
         return np.concatenate([piece.cpu().numpy() for piece in pieces])
     folder.mkdir(parents=True, exist_ok=True)
     kind = np.dtype(np.float32)
-    with room_on_disk(folder), TemporaryFile(dir=folder, prefix=".", suffix=".part") as file:
+    with disk_full_as_user_error(folder), TemporaryFile(dir=folder, prefix=".", suffix=".part") as file:
         for piece in pieces:
             array = piece.cpu().numpy()
             kind = array.dtype

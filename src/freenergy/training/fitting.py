@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import read_json, read_tensors, whole, write_json
+from freenergy.core.files import atomic_write, read_json, read_tensors, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.energies.features import FeatureEnergy
@@ -87,9 +87,9 @@ class _Fitting:
     ) -> None:
         self.training, self.material, self.folder, self.rng, self.progress = training, material, folder, rng, progress
         self.cuts = cuts(material.validation.store.identity.space.length, training.lengths)
-        self.caches = {"validation": self._caches(material.validation, is_own=False)}
+        self.caches = {"validation": self._caches(material.validation, leave_self_out=False)}
         if isinstance(material.train, StoredContrast):
-            self.caches["train"] = self._caches(material.train, is_own=True)
+            self.caches["train"] = self._caches(material.train, leave_self_out=True)
         self.done: dict[int, nn.Module] = {}
         self.waiting: dict[int, nn.Module] = {}
         self.linear: set[int] = set()
@@ -131,7 +131,7 @@ class _Fitting:
             self.progress.say("fitting them again without each quarter of the windows, to see what they leave")
             rest = (objective, chosen.l2, offsets[0])
             E = cross_fitted(list(parts.values()), learned, *rest, cuts=len(self.cuts), scratch=scratch)
-            with whole(self.folder / _LEFT) as aside:
+            with atomic_write(self.folder / _LEFT) as aside:
                 save_file({"energy": E}, aside)
         for i, energy in parts.items():
             told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
@@ -210,10 +210,10 @@ class _Fitting:
         """Certified gain on validation windows at each of the lengths that the energy was fitted at."""
         return {str(t): self.measure(energy, which)["certified_gain"] for which, t in enumerate(self.cuts)}
 
-    def _caches(self, contrast: StoredContrast, *, is_own: bool) -> list[FeatureCache]:
+    def _caches(self, contrast: StoredContrast, *, leave_self_out: bool) -> list[FeatureCache]:
         """One for each cut; the last is whole, and so that of an energy which is fitted there alone."""
         folder, lengths = self.material.features, (*self.cuts[:-1], None)
-        return [FeatureCache(folder, contrast, is_own=is_own, length=length) for length in lengths]
+        return [FeatureCache(folder, contrast, leave_self_out=leave_self_out, length=length) for length in lengths]
 
     def _ahead(self, parts: list[FeatureEnergy]) -> None:
         """Let others compute features that will be asked for here, if anyone is there."""

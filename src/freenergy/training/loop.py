@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from freenergy.core.errors import DivergenceError
-from freenergy.core.files import flush, undamaged, write_text
+from freenergy.core.files import corruption_as_user_error, flush, write_text
 from freenergy.core.interrupt import Stopped, is_asked
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
@@ -125,7 +125,7 @@ def fit_watched(
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """The record of every step of a finished training."""
     path = folder / _RECORDS
-    with undamaged(path, _AGAIN):
+    with corruption_as_user_error(path, _AGAIN):
         found = [dict(json.loads(text)) for text in path.read_text().splitlines()]
         if [record["step"] for record in found] != list(range(1, len(found) + 1)):
             raise ValueError("steps are missing")
@@ -227,7 +227,7 @@ def _is_exhausted(state: TrainingState, settings: Optimisation) -> bool:
 
 def _rewind(path: Path, step: int) -> None:
     """Forget records of steps that will be done again."""
-    with undamaged(path, _AGAIN):
+    with corruption_as_user_error(path, _AGAIN):
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     write_text(path, "".join(kept))

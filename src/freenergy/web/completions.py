@@ -125,7 +125,7 @@ class Completion:
         return self.body.n or 1
 
     def _check_numbers(self) -> None:
-        k, wanted = self.body.logprobs, self.questions[0].most_tokens if self.questions else 0
+        k, wanted = self.body.logprobs, self.questions[0].max_tokens if self.questions else 0
         if k is None:
             return
         V = self.engine.joint.base.vocab_size
@@ -259,7 +259,7 @@ def _questions(
                 law=law,
                 num=body.n or 1,
                 candidates=body.candidates or greedy,
-                most_tokens=body.max_tokens,
+                max_tokens=body.max_tokens,
                 truncation=truncation,
                 target=body.target or "restricted",
                 seed=seed,

@@ -107,7 +107,7 @@ class Engine:
         law: Literal["joint", "base"] = "joint",
         num: int = 1,
         candidates: int | None = None,
-        most_tokens: int | None = None,
+        max_tokens: int | None = None,
         truncation: Truncation = ANCESTRAL,
         target: Target = "restricted",
         seed: int = 0,
@@ -123,7 +123,7 @@ class Engine:
             law=law if self.has_energy else "base",
             num=num,
             candidates=min(_CANDIDATES, limits.candidates) if candidates is None else candidates,
-            most_tokens=self.length if most_tokens is None else most_tokens,
+            max_tokens=self.length if max_tokens is None else max_tokens,
             truncation=truncation,
             target=target,
             seed=seed,
@@ -133,7 +133,7 @@ class Engine:
         )
         _check("n", made.num, limits.texts)
         _check("candidates", made.candidates, limits.candidates)
-        _check("max_tokens", made.most_tokens, max(limits.tokens, self.length))
+        _check("max_tokens", made.max_tokens, max(limits.tokens, self.length))
         Rng(seed)  # says what is wrong with it
         self._check_fits(made)
         return made
@@ -141,8 +141,8 @@ class Engine:
     def _check_fits(self, question: Question) -> None:
         """Refuse now what the base would refuse later; of a text of several chunks each reads what fits."""
         base, space = self.joint.base, self.joint.space
-        reads = question.most_tokens if question.law == "base" or space is None else space.length
-        if question.most_tokens <= reads:
+        reads = question.max_tokens if question.law == "base" or space is None else space.length
+        if question.max_tokens <= reads:
             check_fits(started(Sequences.from_lists([question.context]), base.eos), reads, base.max_length)
 
 

@@ -37,7 +37,7 @@ class Question:
     law: Literal["joint", "base"]
     num: int  # texts
     candidates: int  # of each choice; the base draws its texts and no candidates
-    most_tokens: int  # of a text
+    max_tokens: int  # of a text
     truncation: Truncation
     target: Target
     seed: int
@@ -114,7 +114,7 @@ def draw(joint: ResidualModel, needs: Sequence[Need], count: int) -> list[Candid
         streams[0] if len(needs) == 1 else Streams(streams),
         truncation=one.truncation,
         target=one.target,
-        at_once=count * len(needs),
+        batch_size=count * len(needs),
     )
     if not one.is_weighed:
         found = replace(found, energy=torch.full_like(found.energy, torch.nan))
@@ -131,7 +131,7 @@ def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Ne
     assert joint.tokenizer is not None, "the engine has looked"
     if question.law == "base":
         texts = yield from _plain(joint, joint.tokenizer, question, tell)
-    elif question.most_tokens <= _space(joint, question).length:
+    elif question.max_tokens <= _space(joint, question).length:
         texts = yield from _chosen(joint, joint.tokenizer, question, tell)
     else:
         texts = yield from _chunked(joint, joint.tokenizer, question, tell)
@@ -142,7 +142,7 @@ def _plain(
     joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
 ) -> Generator[Need, Candidates, Texts]:
     """Draws of the base, as ``samplers.Plain`` makes them; each ends where its document does."""
-    space = SequenceSpace(vocab_size=joint.base.vocab_size, length=question.most_tokens, eos=joint.base.eos)
+    space = SequenceSpace(vocab_size=joint.base.vocab_size, length=question.max_tokens, eos=joint.base.eos)
     rng = stream(question.seed, question.number)
 
     def told(event: Event) -> None:
@@ -167,10 +167,10 @@ def _chosen(
     need = _need(question, question.context, question.candidates, space, rng.child("draw"))
     found = yield from _drawn(need, tell, text=0, chunk=0)
     sampled = sampler.choose(found, rng.child("choose"))
-    texts = tuple(_cut(text, question.most_tokens, tokenizer) for text in of_sampled(sampled, tokenizer))
+    texts = tuple(_cut(text, question.max_tokens, tokenizer) for text in of_sampled(sampled, tokenizer))
     for r, text in enumerate(texts):
         tell(Added(text=r, tokens=text.tokens))
-    notes = joint.unlike_training(question.prefix, space, Writing(sampler=sampler, room=joint.room))
+    notes = joint.unlike_training(question.prefix, space, Writing(sampler=sampler, max_context=joint.max_context))
     return Texts(prefix=question.prefix, texts=texts, steps=(sampled,), tokenizer=tokenizer, notes=tuple(notes))
 
 
@@ -192,7 +192,7 @@ def _one_text(
     space, sampler = _space(joint, question), replace(_sampler(question), num=1)
     rng = stream(question.seed, question.number).child("text", r)
     given = Sequences.from_lists([question.context])
-    text = LongText(joint.base, joint.energy, given, space, joint.room, tokenizer.eos, question.most_tokens, [])
+    text = LongText(joint.base, joint.energy, given, space, joint.max_context, tokenizer.eos, question.max_tokens, [])
     chunks: list[Chunk] = []
     while not text.is_done() and not any(stop in tokenizer.decode(text.written) for stop in question.stop):
         k, own = len(chunks), rng.child("chunk", len(chunks))
@@ -228,14 +228,14 @@ def _sampler(question: Question) -> Resampling:
 
 def _space(joint: ResidualModel, question: Question) -> SequenceSpace:
     """As the energy was trained; where nothing says how, of the length that was asked for."""
-    return joint.space_of(None if joint.space is not None else question.most_tokens)
+    return joint.space_of(None if joint.space is not None else question.max_tokens)
 
 
-def _cut(text: Text, most_tokens: int, tokenizer: Tokenizer) -> Text:
+def _cut(text: Text, max_tokens: int, tokenizer: Tokenizer) -> Text:
     """The beginning of a text; its numbers stay those of the whole."""
-    if len(text.tokens) <= most_tokens:
+    if len(text.tokens) <= max_tokens:
         return text
-    tokens = text.tokens[:most_tokens]
+    tokens = text.tokens[:max_tokens]
     return replace(text, text=tokenizer.decode(tokens), tokens=tokens, has_ended=False)
 
 

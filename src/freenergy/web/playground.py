@@ -137,7 +137,7 @@ def question_of(engine: Engine, body: WriteRequest) -> Question:
         body.prefix,
         num=1 if engine.has_energy else body.candidates,
         candidates=body.candidates,
-        most_tokens=body.length,
+        max_tokens=body.length,
         truncation=Truncation(temperature=float(body.temperature), top_k=body.top_k or None),
         target=body.target,
         seed=body.seed,

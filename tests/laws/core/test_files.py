@@ -5,7 +5,16 @@ import sys
 import pytest
 
 from freenergy import UserError
-from freenergy.core.files import file_hash, fingerprint, growing, read_json, sweep, whole, write_json, write_text
+from freenergy.core.files import (
+    atomic_write,
+    file_hash,
+    fingerprint,
+    read_json,
+    remove_partial_files,
+    resumable_jsonl,
+    write_json,
+    write_text,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -13,7 +22,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     write_json(path, {"b": 1})
 
     def fail():
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text("half")
             raise RuntimeError("power cut")
 
@@ -25,7 +34,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 def test_a_folder_appears_whole(tmp_path):
     for content in ("first", "second"):
-        with whole(tmp_path / "model") as aside:
+        with atomic_write(tmp_path / "model") as aside:
             aside.mkdir()
             (aside / "weights").write_text(content)
         assert (tmp_path / "model" / "weights").read_text() == content
@@ -39,7 +48,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     (tmp_path / "base" / ".model.17.part" / "weights").write_text("half")
     (tmp_path / ".recipe.json.17.part").write_text("half")
     (tmp_path / "base" / ".tmpA1b2C3").write_text("half")
-    sweep(tmp_path)
+    remove_partial_files(tmp_path)
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["base", "kept"]
 
 
@@ -80,7 +89,7 @@ def test_lines_go_on_under_the_same_key_only(tmp_path):
     path = tmp_path / "deep" / "lines.jsonl"
 
     def add(key, first, most, *, fails=False):
-        with growing(path, key) as lines:
+        with resumable_jsonl(path, key) as lines:
             assert lines.done == first
             for i in range(lines.done, most):
                 lines.add({"key": key, "i": i})
@@ -101,7 +110,7 @@ def test_lines_go_on_under_the_same_key_only(tmp_path):
 
 def test_lines_that_cannot_be_written_are_one_sentence(tmp_path):
     def open_lines(path):
-        with growing(path, 0):
+        with resumable_jsonl(path, 0):
             pass
 
     with pytest.raises(UserError, match="is a folder: give the name of a file"):
@@ -109,5 +118,5 @@ def test_lines_that_cannot_be_written_are_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file"):
         open_lines(tmp_path / "file" / "lines.jsonl")
-    with growing(tmp_path / "lines.jsonl", 0), pytest.raises(UserError, match="another process is writing"):
+    with resumable_jsonl(tmp_path / "lines.jsonl", 0), pytest.raises(UserError, match="another process is writing"):
         open_lines(tmp_path / "lines.jsonl")

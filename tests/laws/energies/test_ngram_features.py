@@ -149,7 +149,7 @@ def test_own_places_are_left_out_exactly(seed):
     assert len(windows) > 3
     contexts = [stream[start - 4 : start].tolist() for start, _ in windows]
     xs = [[stream[start : start + n].tolist()] for start, n in windows]
-    found = energy(stream).features(Continuations.from_lists(contexts, xs), is_own=True)
+    found = energy(stream).features(Continuations.from_lists(contexts, xs), leave_self_out=True)
     for b, (start, n) in enumerate(windows):
         reference = Slow(stream, 3, (1, 2), without=range(start, start + n))
         wanted = torch.tensor(reference.features(contexts[b], xs[b][0]), dtype=torch.float64)
@@ -161,7 +161,9 @@ def test_own_places_are_left_out_exactly(seed):
 def test_own_places_at_the_start_of_a_document():
     """n-grams that begin a document keep their plain counts in Kneser-Ney; an empty context is such a start."""
     stream = np.array([1, 2, 1, 0, 1, 2, 3, 0, 1, 1, 0, 2, 1, 0])
-    found = energy(stream).features(Continuations.from_lists([[], []], [[[1, 2, 3, 0]], [[2, 1, 0]]]), is_own=True)
+    found = energy(stream).features(
+        Continuations.from_lists([[], []], [[[1, 2, 3, 0]], [[2, 1, 0]]]), leave_self_out=True
+    )
     for b, (x, places) in enumerate([([1, 2, 3, 0], range(4, 8)), ([2, 1, 0], range(11, 14))]):
         wanted = torch.tensor(Slow(stream, 3, (1, 2), without=places).features([], x), dtype=torch.float64)
         torch.testing.assert_close(found[b, 0], wanted, atol=1e-10, rtol=0)
@@ -170,7 +172,7 @@ def test_own_places_at_the_start_of_a_document():
 def test_what_a_window_says_twice_and_nobody_else_is_left_out():
     """An n-gram is gone when all its occurrences are the window's own, not only when there was one."""
     stream = np.array([1, 2, 1, 0, 1, 1, 5, 4, 5, 4, 5, 0, 2, 1, 0])
-    found = energy(stream).features(Continuations.from_lists([[1, 1]], [[[5, 4, 5, 4, 5]]]), is_own=True)
+    found = energy(stream).features(Continuations.from_lists([[1, 1]], [[[5, 4, 5, 4, 5]]]), leave_self_out=True)
     reference = Slow(stream, 3, (1, 2), without=range(6, 11))
     wanted = torch.tensor(reference.features([1, 1], [5, 4, 5, 4, 5]), dtype=torch.float64)
     torch.testing.assert_close(found[0, 0], wanted, atol=1e-10, rtol=0)

@@ -98,7 +98,7 @@ def test_the_base_does_not_read_what_it_has_drawn(base, monkeypatch):
     probe = Probe(ProbeEnergy(), base)
     with torch.no_grad():
         probe.weight.copy_(Rng(1).normal(len(probe.names)))
-    found = propose(base, Product([probe, counting]), CONTEXTS, 60, SPACE, Rng(0), at_once=25)
+    found = propose(base, Product([probe, counting]), CONTEXTS, 60, SPACE, Rng(0), batch_size=25)
     assert found.energy.shape == (2, 60)
     assert 0 < counting.read == int(found.first().sum()) < 120  # equal strings once
 
@@ -113,7 +113,7 @@ def test_a_string_is_read_once_and_forbidden_texts_pass_where_they_may(base):
     def forbids(x):
         return torch.where(x.tokens[:, :, 0] == x.tokens[0, 0, 0], torch.inf, 0.0).double()
 
-    assert energies_of_distinct(forbids, x, may_forbid=True).isinf().any()
+    assert energies_of_distinct(forbids, x, allow_inf=True).isinf().any()
     with pytest.raises(UserError, match="returned inf"):
         energies_of_distinct(forbids, x)
 

@@ -105,7 +105,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_fingerprints_are_those_of_lists(monkeypatch):
-    monkeypatch.setattr(mapped, "_AT_ONCE", 3)
+    monkeypatch.setattr(mapped, "_BATCH_SIZE", 3)
     for size in (0, 1, 3, 7):
         rows = Rng(size).permutation(size) * 1000
         assert list_fingerprint(rows) == fingerprint(rows.tolist())

@@ -222,7 +222,7 @@ def test_the_parts_are_what_they_are_called():
     before = [torch.nn.functional.pad(steps.log_prob[:, :-1], (1, 0)) for steps in (data, drawn)]
     paper = (w * (before[1] + drawn.logit)).mean(0).mean() - (before[0] + data.logit).mean(0).mean()
     parts = settings.parts(data, drawn, log_z)
-    total = parts.cross_entropy + parts.level + parts.giving_way + parts.noise
+    total = parts.cross_entropy + parts.level + parts.reweighted_prefix_term + parts.noise
     slopes = {}
     for name, value in {"paper": paper, "total": total, "noise": parts.noise, "level": parts.level}.items():
         (slopes[name],) = torch.autograd.grad(value, theta, retain_graph=True)

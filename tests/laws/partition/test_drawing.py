@@ -8,7 +8,7 @@ import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.partition import (
-    Until,
+    StoppingRule,
     ancestral,
     distinct,
     estimate_log_partition,
@@ -212,7 +212,7 @@ def test_a_large_space_is_not_enumerated():
 @pytest.mark.parametrize("draw", [ancestral, stratified], ids=lambda draw: draw.__name__)
 def test_adaptive_draws_stop_when_the_interval_is_narrow(draw):
     contexts = Sequences.from_lists([[2], [1]])
-    until = Until(width=0.2, budget=20_000, batch=500)
+    until = StoppingRule(width=0.2, budget=20_000, batch=500)
     found = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=until, draw=draw)
     exact = exact_log_partition(BASE, ENERGY, contexts, ENDED)
     assert (found.draws < 20_000).all()
@@ -221,14 +221,16 @@ def test_adaptive_draws_stop_when_the_interval_is_narrow(draw):
     assert (found.standard_error <= 0.2 / 2 / 1.96).all()
     assert found.verdict() == ""
     assert (found.lower - exact).abs().max() < 0.25
-    narrow = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=Until(width=0.05), draw=ancestral)
+    narrow = estimate_log_partition(
+        BASE, ENERGY, contexts, ENDED, Rng(2), until=StoppingRule(width=0.05), draw=ancestral
+    )
     assert (narrow.draws > found.draws).all()
 
 
 def test_adaptive_draws_are_the_draws():
     """What comes out is the estimate from the same draws at once; the other contexts do not matter."""
     contexts = Sequences.from_lists([[2], [1]])
-    found = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=Until(width=0.2, batch=100))
+    found = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=StoppingRule(width=0.2, batch=100))
     n = int(found.draws[1])
     drawn = BASE.sample(contexts, n, ENDED, Rng(2)).x
     again = log_partition(-ENERGY(drawn))
@@ -238,7 +240,7 @@ def test_adaptive_draws_are_the_draws():
 def test_adaptive_draws_do_not_trust_a_warned_estimate():
     """Ten draws that look alike are narrow and tell nothing: the verdict keeps it going."""
     flat = Table(spread=0.01)
-    until = Until(width=10.0, budget=700, batch=10)
+    until = StoppingRule(width=10.0, budget=700, batch=10)
     found = estimate_log_partition(BASE, flat, CONTEXT, FIXED, Rng(2), until=until)
     assert found.n > 20
     assert found.verdict() == ""
@@ -249,6 +251,6 @@ def test_adaptive_draws_do_not_trust_a_warned_estimate():
 def test_bad_settings_are_refused():
     for bad in ({"width": 0.0}, {"budget": 1}, {"batch": 0}):
         with pytest.raises(UserError, match="set"):
-            Until(**bad)
+            StoppingRule(**bad)
     with pytest.raises(UserError, match="no contexts"):
         estimate_log_partition(BASE, ENERGY, Sequences.from_lists([]), FIXED, Rng(0))

@@ -231,8 +231,8 @@ def test_the_books_are_right(eos):
 def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     space = SequenceSpace(vocab_size=V, length=3)
     texts = [
-        Autoregressive(completions=4, num=3, at_once=at_once)(BASE, ENERGY, CONTEXT, space, Rng(7)).x.lists()
-        for at_once in (128, 128, 5, 1)
+        Autoregressive(completions=4, num=3, batch_size=batch_size)(BASE, ENERGY, CONTEXT, space, Rng(7)).x.lists()
+        for batch_size in (128, 128, 5, 1)
     ]
     assert all(text == texts[0] for text in texts)
     assert Autoregressive(completions=4, num=3)(BASE, ENERGY, CONTEXT, space, Rng(8)).x.lists() != texts[0]
@@ -275,7 +275,7 @@ def test_it_says_that_it_is_dear_and_how_far_it_is():
 
 
 def test_bad_requests_are_refused():
-    for name in ("top_k", "completions", "num", "at_once"):
+    for name in ("top_k", "completions", "num", "batch_size"):
         with pytest.raises(UserError, match=f"{name} is 0"):
             Autoregressive(**{name: 0})
     space = SequenceSpace(vocab_size=V, length=2)

@@ -116,7 +116,7 @@ def test_padding_is_no_part_of_a_string():
 
 
 def test_the_energy_reads_a_string_once(world):
-    found = propose(world.base, world.energy, world.context, 300, world.space, Rng(0), at_once=50)
+    found = propose(world.base, world.energy, world.context, 300, world.space, Rng(0), batch_size=50)
     assert world.reads == len({str(x) for x in found.x.lists()[0]}) <= len(world.names)
     by_hand = [world.energies[world.names.index(tuple(x))].item() for x in found.x.lists()[0]]
     assert found.energy[0].tolist() == by_hand
@@ -136,14 +136,14 @@ def test_contexts_do_not_share_what_was_read(world):
     assert torch.equal(alone.x.tokens, found.x[1:].tokens)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.slow
-def test_how_many_at_once_changes_nothing(world, at_once):
+def test_how_many_at_once_changes_nothing(world, batch_size):
     contexts = Sequences.from_lists([[1], [2]])
     truncation = Truncation(temperature=1.2)
     arguments = (world.base, world.energy, contexts, 40, world.space, Rng(4))
-    whole = propose(*arguments, truncation=truncation, target="joint", at_once=40)
-    parts = propose(*arguments, truncation=truncation, target="joint", at_once=at_once)
+    whole = propose(*arguments, truncation=truncation, target="joint", batch_size=40)
+    parts = propose(*arguments, truncation=truncation, target="joint", batch_size=batch_size)
     assert torch.equal(parts.x.tokens, whole.x.tokens)
     assert torch.equal(parts.log_weight, whole.log_weight)
 
@@ -157,13 +157,13 @@ def test_how_many_at_once_on_a_real_model(stories):
     lm, context = stories
     space = SequenceSpace(vocab_size=512, length=8)
     found = {
-        at_once: propose(lm, lambda x: x.tokens.sum(-1).double(), context, 8, space, Rng(0), at_once=at_once)
-        for at_once in (1, 3, 128)
+        batch_size: propose(lm, lambda x: x.tokens.sum(-1).double(), context, 8, space, Rng(0), batch_size=batch_size)
+        for batch_size in (1, 3, 128)
     }
-    for at_once in (1, 3):
-        same = (found[at_once].x.tokens == found[128].x.tokens).all(2)
+    for batch_size in (1, 3):
+        same = (found[batch_size].x.tokens == found[128].x.tokens).all(2)
         assert same.sum() >= 7
-        gap = (found[at_once].log_base - found[128].log_base).abs()
+        gap = (found[batch_size].log_base - found[128].log_base).abs()
         assert gap[same].max() < 1e-4
 
 
@@ -188,7 +188,7 @@ def test_energies_that_are_no_numbers_are_refused(world, bad):
 
 
 def test_none_is_refused(world):
-    for bad in ({"num": 0}, {"num": 4, "at_once": 0}):
+    for bad in ({"num": 0}, {"num": 4, "batch_size": 0}):
         with pytest.raises(UserError, match="at least one"):
             propose(world.base, world.energy, world.context, space=world.space, rng=Rng(0), **bad)
 

@@ -93,12 +93,12 @@ def test_a_wrong_target_is_caught(world, tv):
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.slow
-def test_the_law_of_a_chain(make_world, steps, at_once):
+def test_the_law_of_a_chain(make_world, steps, batch_size):
     """q K^t, whether steps are proposed one by one or together."""
     world = make_world(**SMALL)
-    sampler = Metropolis(steps=steps, at_once=at_once)
+    sampler = Metropolis(steps=steps, batch_size=batch_size)
     found = law(
         lambda rng: sampler(world.base, world.energy, world.context, world.space, rng),
         lambda sampled: tuple(sampled.x.lists()[0][0]),
@@ -155,12 +155,12 @@ def arguments(world):
     return world.base, world.energy, world.context, world.space
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.parametrize("num", [1, 4])
 @pytest.mark.slow
-def test_a_call_is_its_steps(world, num, at_once):
+def test_a_call_is_its_steps(world, num, batch_size):
     """The same bits step by step, however many are proposed at once; and what is told is of these steps."""
-    sampler = Metropolis(steps=12, num=num, at_once=at_once)
+    sampler = Metropolis(steps=12, num=num, batch_size=batch_size)
     assert isinstance(sampler, Sampler)
     found, rng = sampler(*arguments(world), Rng(4)), Rng(4)
     state = sampler.init(*arguments(world), rng)
@@ -218,7 +218,7 @@ def test_nothing_acceptable_is_said(world):
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"steps": 0}, {"num": 0}, {"at_once": 0}):
+    for bad in ({"steps": 0}, {"num": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Metropolis(**bad)
     with pytest.raises(UserError, match="log_bound is inf"):
@@ -234,7 +234,7 @@ def test_drawn_with_real_random_numbers(world, monkeypatch):
 
     Walking branches cannot see streams that are not apart. Mutant: the same coins at every step.
     """
-    sampler = Metropolis(steps=3, num=4000, at_once=4000)
+    sampler = Metropolis(steps=3, num=4000, batch_size=4000)
 
     def fits():
         found = sampler(*arguments(world), Rng(3)).x.lists()[0]

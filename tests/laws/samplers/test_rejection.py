@@ -67,13 +67,13 @@ def test_rejection_is_exact(make_world, truncation, target):
     torch.testing.assert_close(world.vector(found), rate * p, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(("most", "at_once"), [(2, 1), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("most", "batch_size"), [(2, 1), (3, 1), (3, 2), (3, 3)])
 @pytest.mark.slow
-def test_whenever_it_ends_it_is_exact(make_world, most, at_once):
+def test_whenever_it_ends_it_is_exact(make_world, most, batch_size):
     """P(x) · (1 − (1 − Z/β)^most): what was rejected before, and how many are made at once, leave no trace."""
     world = make_world(**SMALL)
     bound = world.weights().max().item()
-    found = emitted(world, Rejection(log_bound=math.log(bound), most=most, at_once=at_once))
+    found = emitted(world, Rejection(log_bound=math.log(bound), most=most, batch_size=batch_size))
     refused = found.pop("refused")
     _, rate = cut_law(world, bound)
     assert refused == pytest.approx((1 - rate) ** most, abs=1e-12)
@@ -84,7 +84,7 @@ def test_whenever_it_ends_it_is_exact(make_world, most, at_once):
 def test_two_results_are_independent(make_world):
     world = make_world(**SMALL)
     bound = 1.2 * world.weights().max().item()
-    found = emitted(world, Rejection(log_bound=math.log(bound), num=2, most=3, at_once=2))
+    found = emitted(world, Rejection(log_bound=math.log(bound), num=2, most=3, batch_size=2))
     p, a = world.law(), cut_law(world, bound)[1]
     enough = 3 * a**2 * (1 - a) + a**3
     for (i, x), (j, y) in itertools.product(enumerate(world.names), repeat=2):
@@ -100,12 +100,12 @@ def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
     bound = share * world.weights().max().item()
     wanted, rate = cut_law(world, bound)
     for sampler in (Rejection, QuasiRejection):
-        found = emitted(world, sampler(log_bound=math.log(bound), most=2, at_once=1))
+        found = emitted(world, sampler(log_bound=math.log(bound), most=2, batch_size=1))
         refused = found.pop("refused")
         assert refused == pytest.approx((1 - rate) ** 2, abs=1e-12)
         torch.testing.assert_close(world.vector(found), (1 - refused) * wanted, atol=1e-12, rtol=0)
     assert tv(wanted, world.law()) > 0.02
-    found = Rejection(log_bound=math.log(bound), num=30, at_once=50)(
+    found = Rejection(log_bound=math.log(bound), num=30, batch_size=50)(
         world.base, world.energy, world.context, world.space, Rng(0)
     )
     assert found.is_estimated
@@ -235,7 +235,7 @@ def run(world, sampler, seed=0, **arguments):
 def test_what_is_told(make_world):
     world = make_world(spread=0.5)
     largest = world.weights().max().log().item()
-    sampler = Rejection(log_bound=largest, num=20, at_once=16)
+    sampler = Rejection(log_bound=largest, num=20, batch_size=16)
     assert isinstance(sampler, Sampler)
     found = run(world, sampler)
     assert (found.distance, found.is_estimated, found.notes, found.method) == (0.0, False, (), "rejection")
@@ -260,7 +260,7 @@ def test_what_quasi_rejection_tells(make_world):
     assert found.base_tokens >= 2000
     often = run(world, QuasiRejection(acceptance=0.7, pilot=500, num=50))
     assert often.acceptance == pytest.approx(0.7, abs=0.1)
-    few = run(world, QuasiRejection(log_bound=0.0, at_once=1))
+    few = run(world, QuasiRejection(log_bound=0.0, batch_size=1))
     assert any("estimated badly" in note for note in few.notes)
     assert any("weights not seen yet" in note for note in run(world, QuasiRejection(log_bound=5.0)).notes)
     assert not any("weights not seen yet" in note for note in found.notes)
@@ -276,12 +276,12 @@ def test_a_spent_budget_is_said(make_world, sampler):
     with pytest.raises(
         UserError, match=r"0 of 3 results were accepted in 70 proposals, at a rate of \d.*e-18: raise most"
     ):
-        run(world, sampler(log_bound=40.0, num=3, most=70, at_once=32))
+        run(world, sampler(log_bound=40.0, num=3, most=70, batch_size=32))
     with pytest.raises(UserError, match="at a rate of 0: raise most"):
         run(world, sampler(log_bound=4000.0, most=5))
     world.energies[:] = math.inf
     with pytest.raises(UserError, match="no candidate is acceptable: all 70 proposals have a weight of zero"):
-        run(world, sampler(log_bound=0.0, num=3, most=70, at_once=32))
+        run(world, sampler(log_bound=0.0, num=3, most=70, batch_size=32))
     with pytest.raises(UserError, match="no candidate is acceptable: all 30"):
         run(world, QuasiRejection(distance=0.1, pilot=30))
 
@@ -295,13 +295,13 @@ def test_forbidden_strings_are_never_accepted(world):
         run(world, Rejection(log_bound=3.0, num=60))
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_bits(world, at_once):
+def test_the_same_seed_gives_the_same_bits(world, batch_size):
     for settings in ({"log_bound": 2.0}, {"distance": 0.1, "pilot": 30}):
         sampler = Rejection if "log_bound" in settings else QuasiRejection
-        first = run(world, sampler(**settings, num=4, at_once=20), seed=9)
-        again = run(world, sampler(**settings, num=4, at_once=at_once), seed=9)
+        first = run(world, sampler(**settings, num=4, batch_size=20), seed=9)
+        again = run(world, sampler(**settings, num=4, batch_size=batch_size), seed=9)
         assert torch.equal(first.x.tokens, again.x.tokens)
         assert torch.equal(first.energy, again.energy)
     assert len({str(run(world, Rejection(log_bound=2.0, num=4), seed=seed).x.lists()) for seed in range(5)}) > 1
@@ -323,12 +323,12 @@ def test_it_says_how_far_it_is(world):
             pass
 
     progress = Counting()
-    run(world, QuasiRejection(acceptance=0.5, pilot=30, num=7, at_once=4), progress=progress)
+    run(world, QuasiRejection(acceptance=0.5, pilot=30, num=7, batch_size=4), progress=progress)
     assert progress.done == {"pilot": 30, "accepting": 7}
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"num": 0}, {"most": 0}, {"at_once": 0}):
+    for bad in ({"num": 0}, {"most": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Rejection(log_bound=0.0, **bad)
     with pytest.raises(UserError, match="log_bound is nan"):
@@ -365,8 +365,8 @@ def test_drawn_with_real_random_numbers(world, monkeypatch):
     Walking branches cannot see streams that are not apart. Mutant: coins are the numbers that drew the first token.
     """
     largest = world.weights().max().item()
-    exact = Rejection(log_bound=math.log(largest), num=4000, at_once=1000)
-    near = QuasiRejection(log_bound=math.log(0.4 * largest), num=4000, at_once=1000)
+    exact = Rejection(log_bound=math.log(largest), num=4000, batch_size=1000)
+    near = QuasiRejection(log_bound=math.log(0.4 * largest), num=4000, batch_size=1000)
     assert fits(world, run(world, exact), world.law())
     assert fits(world, run(world, near), cut_law(world, 0.4 * largest)[0])
     assert not fits(world, run(world, near), world.law())

@@ -215,7 +215,7 @@ def test_draws_go_on_until_enough_are_effective(world):
     assert ess(found) >= 20 > ess(found[: n - 4])
     fixed = Resampling(candidates=n)(world.base, world.energy, world.context, world.space, Rng(5))
     assert torch.equal(fixed.candidates.log_weight[0], found)  # the same draws as with n fixed
-    batched = replace(sampler, at_once=3)(world.base, world.energy, world.context, world.space, Rng(5))
+    batched = replace(sampler, batch_size=3)(world.base, world.energy, world.context, world.space, Rng(5))
     assert torch.equal(batched.candidates.log_weight[0], found)  # how many are in memory at once does not decide n
     short = Resampling(candidates=20, effective=20.0, every=4)
     notes = short(world.base, world.energy, world.context, world.space, Rng(5)).notes
@@ -239,12 +239,12 @@ def test_what_is_told(world):
     assert easy.notes == ()
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 128])
+@pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_bits(world, at_once):
+def test_the_same_seed_gives_the_same_bits(world, batch_size):
     arguments = (world.base, world.energy, world.context, world.space)
-    first = Resampling(candidates=50, num=4, at_once=50)(*arguments, Rng(9))
-    again = Resampling(candidates=50, num=4, at_once=at_once)(*arguments, Rng(9))
+    first = Resampling(candidates=50, num=4, batch_size=50)(*arguments, Rng(9))
+    again = Resampling(candidates=50, num=4, batch_size=batch_size)(*arguments, Rng(9))
     assert torch.equal(first.chosen, again.chosen)
     assert torch.equal(first.x.tokens, again.x.tokens)
     assert torch.equal(first.energy, again.energy)
@@ -254,7 +254,7 @@ def test_the_same_seed_gives_the_same_bits(world, at_once):
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"candidates": 0}, {"num": 0}, {"at_once": 0}):
+    for bad in ({"candidates": 0}, {"num": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Resampling(**bad)
     for goal in (0.5, 300.0):

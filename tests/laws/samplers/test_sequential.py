@@ -132,7 +132,7 @@ CASES = {
     "resample in half of the cases": (2, 3, None, Sequential(particles=2, every=1, share=0.75)),
     "never resample": (2, 2, None, Sequential(particles=3, every=1, share=0.0)),
     "look at every second token": (2, 3, None, Sequential(particles=2, every=2, share=1.0)),
-    "islands": (2, 2, None, Sequential(particles=3, at_once=2, **SHORT)),
+    "islands": (2, 2, None, Sequential(particles=3, batch_size=2, **SHORT)),
     "restricted to the top 2": (
         3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), target="restricted", **SHORT)
     ),
@@ -299,7 +299,7 @@ def test_without_resampling_it_is_plain_resampling():
     lm, energy = table(4), Random(2)
     space = space_of(lm, 6, eos=0)
     plain = Resampling(candidates=20, num=3)(lm, energy, CONTEXT, space, Rng(8))
-    found = Sequential(particles=20, share=0.0, every=2, at_once=7).draw(
+    found = Sequential(particles=20, share=0.0, every=2, batch_size=7).draw(
         lm, energy, CONTEXT, space, Rng(8).child("draw")
     )
     assert torch.equal(found.x.tokens, plain.candidates.x.tokens)
@@ -315,7 +315,7 @@ def test_without_resampling_it_is_plain_resampling():
 
 def test_islands_combine_as_independent_runs():
     lm, energy = table(4), Random(2)
-    found = Sequential(particles=24, every=1, at_once=8).draw(lm, energy, CONTEXT, space_of(lm, 5), Rng(3))
+    found = Sequential(particles=24, every=1, batch_size=8).draw(lm, energy, CONTEXT, space_of(lm, 5), Rng(3))
     each = [Particles((island,), found.lengths) for island in found.islands]
     Z = sum(math.exp(one.log_partition) for one in each) / 3
     assert found.log_partition == pytest.approx(math.log(Z), abs=1e-12)
@@ -413,7 +413,7 @@ def test_ended_particles_keep_their_energy():
         ({"every": 0}, "every is 0: set it to 1 or more"),
         ({"share": 1.5}, "share is 1.5: set it to at least 0"),
         ({"share": -0.1}, "share is -0.1: set it to at least 0"),
-        ({"at_once": 0}, "at_once is 0: set it to 1 or more"),
+        ({"batch_size": 0}, "batch_size is 0: set it to 1 or more"),
     ],
 )
 def test_settings_that_make_no_sense(changes, sentence):

@@ -301,7 +301,7 @@ def test_roll_outs_of_all_candidates_are_drawn_together(calls):
     assert chunk.log_ahead.shape == (8,)
     assert chunk.sampled.base_tokens == 8 * 2 + 8 * 4 * 2
     calls.clear()
-    few = chunks_of(num=1, look_ahead=4, sampler=Resampling(candidates=8, at_once=8))[0]
+    few = chunks_of(num=1, look_ahead=4, sampler=Resampling(candidates=8, batch_size=8))[0]
     assert calls == [(1, 8), (2, 4), (2, 4), (2, 4), (2, 4)]
     torch.testing.assert_close(few.log_ahead, chunk.log_ahead, atol=1e-12, rtol=0)
     assert few.tokens == chunk.tokens
@@ -351,15 +351,15 @@ def test_a_text_ends_at_eos():
 def test_a_text_ends_at_a_length():
     whole = text_of(chunks_of())
     for most in (1, 2, 5, 8, 9):
-        chunks = chunks_of(most_tokens=most)
+        chunks = chunks_of(max_tokens=most)
         assert text_of(chunks) == whole[:most]
         assert len(chunks) == min(4, -(-most // 2))
-    ahead = chunks_of(most_tokens=3, look_ahead=2)
+    ahead = chunks_of(max_tokens=3, look_ahead=2)
     assert [chunk.log_ahead is None for chunk in ahead] == [False, True]  # nothing follows the second
 
 
 def test_what_does_not_fit_is_dropped_and_told_once():
-    chunks = chunks_of(room=3)
+    chunks = chunks_of(max_context=3)
     before = CONTEXT.lists()[0]
     for k, chunk in enumerate(chunks):
         assert chunk.sampled.x.contexts.lists() == [before[-3:]]
@@ -378,7 +378,7 @@ def test_roll_outs_read_what_the_next_chunk_would(monkeypatch):
         return sample(contexts, num, *rest)
 
     monkeypatch.setattr(BASE, "sample", listening)
-    chunk = chunks_of(num=1, look_ahead=2, room=1)[0]
+    chunk = chunks_of(num=1, look_ahead=2, max_context=1)[0]
     assert read[0] == [[2]]
     assert read[1] == [x[-1:] for x in chunk.sampled.candidates.x.lists()[0]]
 
@@ -409,7 +409,7 @@ def test_no_more_is_read_than_base_and_energy_can(monkeypatch):
         reach(BASE, ENERGY, SequenceSpace(vocab_size=V, length=8))
     long = Sequences.from_lists([[1] * 12])  # a prefix is not cut behind the user's back
     assert chunks_of(num=1, context=long)[0].read == 12
-    assert chunks_of(num=1, context=long, room=4)[0].dropped == 8
+    assert chunks_of(num=1, context=long, max_context=4)[0].dropped == 8
 
 
 def test_an_empty_context_begins_a_document():
@@ -472,8 +472,8 @@ def test_progress_is_told():
     [
         ({"chunks": 0}, "chunks is 0"),
         ({"look_ahead": -1}, "look_ahead -1"),
-        ({"most_tokens": 0}, "most_tokens 0"),
-        ({"room": 0}, "room is 0"),
+        ({"max_tokens": 0}, "max_tokens 0"),
+        ({"max_context": 0}, "max_context is 0"),
         ({"written": [1, 1, 1]}, "not whole chunks of 2"),
         ({"look_ahead": 1, "chunks": 1}, "2 chunks or more"),
         ({"look_ahead": 1, "sampler": Autoregressive()}, "take resampling"),

@@ -146,7 +146,7 @@ def test_a_mutant_that_looks_ahead_is_found(make_model):
     model = make_model("ngram")
     ngram = model.corrections[0].requires_grad_(False)
 
-    class Ahead(torch.nn.Module):
+    class PrefetchFn(torch.nn.Module):
         def forward(self, rows, reading):
             f = ngram(rows, reading)
 
@@ -157,4 +157,4 @@ def test_a_mutant_that_looks_ahead_is_found(make_model):
             return peek
 
     with pytest.raises(AssertionError, match="sum to one"):
-        check_language_model(residual.ResidualLM(model.base, [Ahead()]), contexts=CONTEXTS, tolerance=1e-5)
+        check_language_model(residual.ResidualLM(model.base, [PrefetchFn()]), contexts=CONTEXTS, tolerance=1e-5)

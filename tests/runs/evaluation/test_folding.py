@@ -15,11 +15,11 @@ from freenergy.evaluation.scores import WindowScores
 W, N = 11, 40
 
 
-def scores(is_own=True):
+def scores(leave_self_out=True):
     energy, log_base = Rng(1).normal(W, N), -5 - Rng(2).normal(W, N).abs()
     energy[:, 3] = energy[:, 0]  # a tie, and a draw at zero
     energy[:, 5] = 0
-    log_proposal = None if is_own else log_base + 0.3 * Rng(3).normal(W, N)
+    log_proposal = None if leave_self_out else log_base + 0.3 * Rng(3).normal(W, N)
     lengths, tokens = (1 + 9 * Rng(4).uniform(W, N)).floor(), np.arange(1.0, W + 1)
     counts = Counts(tokens, tokens / 2, tokens * 3, np.arange(W) // 3)
     return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts, log_proposal=log_proposal)
@@ -36,16 +36,16 @@ def chunks(whole, size):
 
 
 @pytest.mark.parametrize("size", [1, 4, W])
-@pytest.mark.parametrize("is_own", [True, False])
-def test_the_report(size, is_own):
-    whole = scores(is_own)
+@pytest.mark.parametrize("leave_self_out", [True, False])
+def test_the_report(size, leave_self_out):
+    whole = scores(leave_self_out)
     folded = joint_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), whole.counts)
     assert folded == measure_joint(whole)
     won = (whole.energy[:, :1] < whole.energy[:, 1:]).double().mean() + 0.5 / (N - 1)
     assert folded.pair_accuracy == pytest.approx(won.item())
     above = (whole.energy[:, 1:] > 0).double().mean().item() + 0.5 / (N - 1)
     assert folded.nce_accuracy == pytest.approx(((whole.energy[:, 0] < 0).double().mean().item() + above) / 2)
-    assert (folded.ceiling_percent is None) is not is_own
+    assert (folded.ceiling_percent is None) is not leave_self_out
 
 
 @pytest.mark.parametrize("size", [1, 4])

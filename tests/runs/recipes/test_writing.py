@@ -300,8 +300,8 @@ def test_from_python(folder):
     assert frame["chosen"].sum() == 3
     other = joint.write("The", SequenceSpace(vocab_size=joint.base.vocab_size, length=2), Rng(0), Writing())
     assert any("trained on continuations of 4 tokens, not of 2" in note for note in other.all_notes())
-    long = joint.sample("The " * (joint.room + 1), candidates=4)
-    assert any(f"trained with {joint.room} tokens before" in note for note in long.all_notes())
+    long = joint.sample("The " * (joint.max_context + 1), candidates=4)
+    assert any(f"trained with {joint.max_context} tokens before" in note for note in long.all_notes())
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
@@ -327,7 +327,7 @@ def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
     joint = load(folder)
     joint.save_pretrained(tmp_path / "saved")
     again = ResidualModel.from_pretrained(tmp_path / "saved")
-    assert (again.space, again.room) == (joint.space, joint.room)
+    assert (again.space, again.room) == (joint.space, joint.max_context)
     assert again.sample("The", candidates=8).texts == joint.sample("The", candidates=8).texts
 
 

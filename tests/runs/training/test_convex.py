@@ -24,7 +24,7 @@ class Given(FeatureEnergy):
     def __init__(self, num):
         super().__init__(None, [str(i) for i in range(num)])
 
-    def features(self, x, *, is_own=False):
+    def features(self, x, *, leave_self_out=False):
         raise NotImplementedError
 
 
@@ -35,7 +35,7 @@ class OneHot(FeatureEnergy):
         self.strings = {tuple(x): i for i, x in enumerate(space.enumerate().lists())}
         super().__init__(None, [str(x) for x in self.strings])
 
-    def features(self, x, *, is_own=False):
+    def features(self, x, *, leave_self_out=False):
         index = torch.tensor([[self.strings[tuple(y)] for y in row] for row in x.lists()])
         return torch.nn.functional.one_hot(index, len(self.strings)).double()
 
@@ -215,8 +215,8 @@ def in_pieces(features, step):
 @pytest.mark.parametrize("objective", [*OBJECTIVES.values(), RankingNCE()])
 def test_features_in_pieces_on_disk_have_the_same_optimum(objective, tmp_path, monkeypatch):
     offset, found = Rng(3).normal(60, 5), []
-    for step, at_once, scratch in [(60, 1 << 22, None), (7, 8 * 5 * 11, tmp_path)]:
-        monkeypatch.setattr("freenergy.training.convex._AT_ONCE", at_once)
+    for step, batch_size, scratch in [(60, 1 << 22, None), (7, 8 * 5 * 11, tmp_path)]:
+        monkeypatch.setattr("freenergy.training.convex._BATCH_SIZE", batch_size)
         parts, features = material()
         fit = fit_convex(parts, in_pieces(features, step), objective, 0.02, offset, scratch=scratch)
         assert fit.converged
@@ -230,8 +230,8 @@ def test_features_in_pieces_on_disk_have_the_same_optimum(objective, tmp_path, m
 
 def test_value_and_slope_do_not_depend_on_chunks(tmp_path, monkeypatch):
     at, found = None, []
-    for at_once in (1 << 22, 1):  # all windows together, and one by one
-        monkeypatch.setattr("freenergy.training.convex._AT_ONCE", at_once)
+    for batch_size in (1 << 22, 1):  # all windows together, and one by one
+        monkeypatch.setattr("freenergy.training.convex._BATCH_SIZE", batch_size)
         parts, features = material()
         problem = _Problem(parts, in_pieces(features, 11), BinaryNCE(), Rng(3).normal(60, 5), tmp_path)
         at = Rng(4).normal(problem.size).numpy() * 0.3

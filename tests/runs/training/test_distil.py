@@ -303,7 +303,7 @@ def bits(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def atomic_write(tmp_path_factory):
     """A training that nothing has interrupted; new proposals come at steps 4, 8 and 12."""
     folder = tmp_path_factory.mktemp("whole")
     _, chosen = train_policy(make_task(folder, **SHORT), folder, Silent())

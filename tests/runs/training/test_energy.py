@@ -212,7 +212,7 @@ def ngram_energy(weight_seed):
 
 def test_features_are_read_once_and_energies_are_those_of_reading(world, tmp_path, monkeypatch):
     *_, train, _ = world
-    cache = FeatureCache(tmp_path, train, is_own=False, at_once=150)
+    cache = FeatureCache(tmp_path, train, leave_self_out=False, batch_size=150)
     first, other, table = ngram_energy(1), ngram_energy(2), Table()
     product = Product([first, table, other], [1.0, 2.0, -0.5])
     with torch.no_grad():
@@ -227,7 +227,7 @@ def test_features_are_read_once_and_energies_are_those_of_reading(world, tmp_pat
 
     monkeypatch.setattr(NgramFeatures, "features", refuse)
     torch.testing.assert_close(cache.all_energies(product, rows=64), read, atol=1e-5, rtol=0)
-    own = FeatureCache(tmp_path, train, is_own=True, at_once=150)
+    own = FeatureCache(tmp_path, train, leave_self_out=True, batch_size=150)
     with pytest.raises(AssertionError, match="computed twice"):
         own.all_energies(first, rows=64)  # leaving the own text out is another reading
 
@@ -242,9 +242,9 @@ def test_an_offset_does_not_find_the_datum_in_its_own_text(world, tmp_path):
         energy.weight.copy_(Rng(1).normal(len(energy.names)))
     index = torch.arange(7)
     x = train.all(index)
-    own = energy.energy_of(energy.features(x.candidates(slice(0, 1)), is_own=True))
+    own = energy.energy_of(energy.features(x.candidates(slice(0, 1)), leave_self_out=True))
     assert (own - energy(x)[:, :1]).abs().max() > 1e-3
-    table = FeatureCache(tmp_path, train, is_own=True).all_energies(Product([energy]), rows=64)
+    table = FeatureCache(tmp_path, train, leave_self_out=True).all_energies(Product([energy]), rows=64)
     stored = Offset(Product([energy]), table, table).of(train.batch(index, K, Rng(0)))
     fresh = FreshContrast(windows, torch.arange(100), FromBase(lm, SPACE)).batch(index, K, Rng(0))
     for found in (stored, Offset(Product([energy]), None, table).of(fresh)):

@@ -160,7 +160,7 @@ class OneHot(FeatureEnergy):
         self.strings = {string: i for i, string in enumerate(strings)}
         super().__init__(None, [str(string) for string in strings])
 
-    def features(self, x, *, is_own=False):
+    def features(self, x, *, leave_self_out=False):
         index = torch.tensor([[self.strings[tuple(string)] for string in row] for row in x.lists()])
         return nn.functional.one_hot(index, len(self.strings)).double()
 
@@ -230,15 +230,15 @@ def test_features_of_different_cuts_are_kept_apart(world, tmp_path):
     energy, every = counted(1), torch.arange(len(train))
     marks = []
     for length in (None, 1, 2):
-        cache = FeatureCache(tmp_path, train, is_own=False, length=length)
+        cache = FeatureCache(tmp_path, train, leave_self_out=False, length=length)
         x = train.all(every) if length is None else cut(train.all(every), length)
         for _ in range(2):  # computed, then from disk
             torch.testing.assert_close(cache.all_energies(energy, rows=64), energy(x).detach(), atol=1e-5, rtol=0)
         marks.append({path.name for path in tmp_path.iterdir()})
     assert [len(found) for found in marks] == [1, 2, 3]
-    before = FeatureCache(tmp_path, train, is_own=False).all_energies(energy, rows=64)
+    before = FeatureCache(tmp_path, train, leave_self_out=False).all_energies(energy, rows=64)
     table = Table(strings_at(SPACE, 2), Rng(4).normal(V**2))
-    short = FeatureCache(tmp_path, train, is_own=False, length=2).all_energies(table, rows=64)
+    short = FeatureCache(tmp_path, train, leave_self_out=False, length=2).all_energies(table, rows=64)
     torch.testing.assert_close(short, table(cut(train.all(every), 2)).detach())
     assert (before[:, 0] != short[:, 0]).any()
 
@@ -249,8 +249,8 @@ def test_a_network_learns_at_a_random_cut_on_top_of_what_the_others_say_there(wo
     done = counted(1)
     settings = EnergyTraining(lengths=3, negatives=2, optimisation=Optimisation(batch_size=8))
     strings = sorted({string for t in range(1, L + 1) for string in strings_at(SPACE, t)})
-    caches = [FeatureCache(tmp_path, train, is_own=True, length=t) for t in (1, 2, None)]
-    held_out = FeatureCache(tmp_path, validation, is_own=False).all_energies(done, rows=64)
+    caches = [FeatureCache(tmp_path, train, leave_self_out=True, length=t) for t in (1, 2, None)]
+    held_out = FeatureCache(tmp_path, validation, leave_self_out=False).all_energies(done, rows=64)
     offset = Offset(done, torch.cat([cache.all_energies(done, rows=64) for cache in caches]), held_out)
     new = Table(strings, torch.zeros(len(strings), dtype=torch.float64))
     task, seen = EnergyTask(new, train, validation, RankingNCE(), settings, Rng(1), offset), set()

@@ -164,5 +164,5 @@ def test_an_item_that_kills_every_worker_is_given_up():
 
 def test_make_ahead_leaves_this_process_alone(tmp_path):
     job = shards.Job(tasks.shards, tmp_path, ())
-    shards.make_ahead(Here(), job, [0, 1], tmp_path, "draws", Silent())
+    shards.prefetch_shards(Here(), job, [0, 1], tmp_path, "draws", Silent())
     assert list(tmp_path.iterdir()) == []

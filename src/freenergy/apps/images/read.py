@@ -29,7 +29,7 @@ _IDX_IMAGES = 0x00000803
 _IDX_HEADER = struct.Struct(">4I")
 _CIFAR_SIDE = 32
 _CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE**2
-_AT_ONCE = 4096  # images whose random numbers are in memory at a time
+_BATCH_SIZE = 4096  # images whose random numbers are in memory at a time
 _GET = (
     "put train-images-idx3-ubyte and t10k-images-idx3-ubyte of MNIST there (with .gz or without), or "
     "data_batch_1.bin … data_batch_5.bin and test_batch.bin of CIFAR-10"
@@ -92,8 +92,8 @@ def as_tokens(
         case "threshold":
             return torch.from_numpy((rows >= 128).astype(np.uint8))
         case "stochastic":
-            parts = range(0, len(rows), _AT_ONCE)
-            return torch.cat([_stochastic(rows[n : n + _AT_ONCE], rng.child(n)) for n in parts])
+            parts = range(0, len(rows), _BATCH_SIZE)
+            return torch.cat([_stochastic(rows[n : n + _BATCH_SIZE], rng.child(n)) for n in parts])
 
 
 def _stochastic(rows: UInt8[np.ndarray, "images pixels"], rng: Rng) -> UInt8[Tensor, "images pixels"]:

@@ -27,7 +27,7 @@ from freenergy.apps.images.pixelcnn import ImageShape, PixelNetwork
 from freenergy.apps.images.read import ImageSet, as_tokens, read_images
 from freenergy.apps.images.settings import ImageSubject, build_module
 from freenergy.core.errors import UserError
-from freenergy.core.files import undamaged, whole
+from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
@@ -86,12 +86,12 @@ class Images:
         """Bits per dimension of test and training images; keeps the nats of each image, and images drawn from q."""
         splits = {"test": self.test, "train": self.train[: self.settings.train_images]}
         nats = {name: nats_of(network, rows, progress, f"bits/dim {name}") for name, rows in splits.items()}
-        with whole(folder / NATS) as aside:
+        with atomic_write(folder / NATS) as aside:
             save_file(nats, aside)
         with progress.track("drawing images", self.settings.sheet, "images") as advance:
             samples = self._drawn(network, rng.child("sheet"))
             advance(len(samples))
-        with whole(folder / SAMPLES) as aside:
+        with atomic_write(folder / SAMPLES) as aside:
             save_file({"samples": samples}, aside)
         found = {f"bits/dim {name}": self._bits(values.mean().item()) for name, values in nats.items()}
         return {**found, "nats/image test": nats["test"].mean().item()}
@@ -143,5 +143,5 @@ def nats_of(
 
 def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
     path = folder / NATS
-    with undamaged(path, "measure that network again"):
+    with corruption_as_user_error(path, "measure that network again"):
         return np.asarray(load_file(path)[split].numpy())

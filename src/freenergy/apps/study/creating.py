@@ -21,7 +21,7 @@ import numpy as np
 from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, write_record
 from freenergy.apps.study.settings import StudySettings
 from freenergy.core.errors import UserError
-from freenergy.core.files import alone_in, fingerprint, growing, read_json
+from freenergy.core.files import exclusive_lock, fingerprint, read_json, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Truncation
@@ -70,7 +70,7 @@ class _Writer:
             if law == "base"
             else Resampling(candidates=making.candidates, truncation=making.truncation)
         )
-        task = Task.of(joint, folder, "", making.length, seed, Writing(sampler=sampler, room=joint.room))
+        task = Task.of(joint, folder, "", making.length, seed, Writing(sampler=sampler, max_context=joint.max_context))
         return cls(task, law)
 
     def __call__(self, prefix: str, rng: Rng) -> str:
@@ -125,7 +125,10 @@ def create(
     _begin(folder, key, settings, models)
     if not (folder / ITEMS).is_file():
         reader = _Writer.of(joint, this.folder, "base", making, settings.seed)
-        with growing(folder / ITEMS, key) as lines, progress.track("texts", len(source.rows), "prefixes") as advance:
+        with (
+            resumable_jsonl(folder / ITEMS, key) as lines,
+            progress.track("texts", len(source.rows), "prefixes") as advance,
+        ):
             advance(lines.done)
             for item in _items(source, settings, a, b, reader, lines.done):
                 lines.add(asdict(item))
@@ -163,7 +166,7 @@ def _held_out(
             f"run: set it to {corpus.continuation} or less"
         )
     if making.human:
-        with alone_in(this.folder):
+        with exclusive_lock(this.folder):
             text = given_text(making.human, this, corpus, progress)
         windows, mark, free = text.windows, text.fingerprint, np.flatnonzero(~text.shared)
     else:

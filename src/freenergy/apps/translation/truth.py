@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from freenergy.apps.translation.batches import EncodedPairs, by_length, padded
 from freenergy.core.errors import UserError
-from freenergy.core.files import whole
+from freenergy.core.files import atomic_write
 from freenergy.core.progress import Progress
 from freenergy.lm.networks.causal import inference
 from freenergy.lm.networks.protocol import Network
@@ -68,7 +68,7 @@ class TruthFile:
         """Write them all."""
         arrays = {f"{name}.log_prob": np.concatenate(found) for name, found in values.items()}
         arrays |= {f"{name}.places": np.array([len(found) for found in values[name]]) for name in values}
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file(arrays, aside)
 
     @staticmethod

@@ -68,7 +68,7 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the workers; who is only asked to stop lets them finish the shards in hand."""
-        self._end(at_once=kind is not None and not issubclass(kind, Stopped))
+        self._end(batch_size=kind is not None and not issubclass(kind, Stopped))
 
     def each(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
         """Each item with what ``do`` makes of it, as they end."""
@@ -90,7 +90,7 @@ class Pool:
                 if broken:
                     lost += self._begin_anew(broken, at_work)
         except UserError:
-            self._end(at_once=True)  # nobody writes any more when the refusal is told
+            self._end(batch_size=True)  # nobody writes any more when the refusal is told
             raise
         finally:
             for future in at_work:
@@ -116,7 +116,7 @@ class Pool:
 
     def _begin_anew(self, broken: list[_Given], at_work: dict[Future[tuple[float, Any]], _Given]) -> list[_Given]:
         """Close a broken executor; what it has not finished, each with one death more."""
-        self._end(at_once=True)
+        self._end(batch_size=True)
         unfinished = [future for future in at_work if future.cancelled() or future.exception() is not None]
         lost = [*broken, *(at_work.pop(future) for future in unfinished)]
         _count_deaths(lost)
@@ -128,11 +128,11 @@ class Pool:
             self._executor = ProcessPoolExecutor(self.workers, context, _begin, (Surroundings.here(),))
         return self._executor
 
-    def _end(self, *, at_once: bool) -> None:
+    def _end(self, *, batch_size: bool) -> None:
         executor, self._executor = self._executor, None
         if executor is None:
             return
-        if at_once:
+        if batch_size:
             for process in list((executor._processes or {}).values()):
                 process.kill()
         executor.shutdown(wait=True, cancel_futures=True)

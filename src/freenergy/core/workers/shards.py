@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, final, runtime_checkable
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import host, sweep
+from freenergy.core.files import host, remove_partial_files
 from freenergy.core.progress import Progress
 from freenergy.core.workers.local import Here
 from freenergy.core.workers.protocol import Engine, Results
@@ -55,7 +55,7 @@ def is_worth(engine: Engine, items: Sequence[Any]) -> bool:
     return not isinstance(engine, Here) and len(items) > 1
 
 
-def make_ahead(engine: Engine, job: Job, items: Sequence[Any], out: Path, label: str, progress: Progress) -> None:
+def prefetch_shards(engine: Engine, job: Job, items: Sequence[Any], out: Path, label: str, progress: Progress) -> None:
     """Let the engine's workers make these shards below ``out``, where that is worth while."""
     if not is_worth(engine, items):
         return
@@ -67,7 +67,7 @@ def make_ahead(engine: Engine, job: Job, items: Sequence[Any], out: Path, label:
             for _ in results:
                 advance(1)
     finally:
-        sweep(out)  # what workers that were killed have left
+        remove_partial_files(out)  # what workers that were killed have left
 
 
 def _make(job: Job, item: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import whole
+from freenergy.core.files import atomic_write
 
 PACKAGES = ("numpy", "scipy", "torch", "transformers")
 _MEGABYTES_EACH = 1.5
@@ -27,7 +27,7 @@ def docstrings_corpus(into: Path, *, megabytes_each: float = _MEGABYTES_EACH) ->
     path = into / "docstrings.jsonl"
     told: set[str] = set()
     count = 0
-    with whole(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
         for package in PACKAGES:
             room = megabytes_each * 1e6
             for module, text in _documents(package, told):

@@ -20,7 +20,7 @@ from typing import Any
 import filelock
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, whole
+from freenergy.core.files import atomic_write, file_hash
 from freenergy.core.progress import Progress, Silent
 from freenergy.corpus.resources.routes import RouteError, follow, from_folder, snapshot
 from freenergy.corpus.resources.table import RESOURCES, File, Resource
@@ -145,7 +145,7 @@ def _fill(resource: Resource, place: Path, progress: Progress) -> None:
     differs: ChecksumError | None = None
     for label, attempt in _attempts(resource, progress):
         try:
-            with whole(place) as aside:
+            with atomic_write(place) as aside:
                 aside.mkdir()
                 attempt(aside)
                 check(resource, aside, remedy=f"it came by {label}, which holds another version or a damaged one")

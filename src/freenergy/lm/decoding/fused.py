@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu, pad
 
-from freenergy.core.files import fingerprint, whole
+from freenergy.core.files import atomic_write, fingerprint
 from freenergy.corpus.resources.fetch import cache_folder
 from freenergy.lm.decoding.drawing import BLOCK, Drawn
 from freenergy.lm.decoding.families import Activation, Affine, Network, Norm
@@ -80,7 +80,7 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
 
 
 def _compiled(compiler: str, path: Path) -> ctypes.CDLL:
-    with whole(path) as aside:
+    with atomic_write(path) as aside:
         subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
     return ctypes.CDLL(str(path))
 

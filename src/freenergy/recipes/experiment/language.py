@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from torch.nn.functional import cross_entropy
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import read_arrays, whole
+from freenergy.core.files import atomic_write, read_arrays
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
@@ -104,7 +104,7 @@ class Language:
         nats, tokens = self._nats(network, progress)
         starts = np.arange(len(nats)) * self.settings.block + 1
         documents = np.searchsorted(self.corpus.documents(self.settings.split), starts, side="right") - 1
-        with whole(folder / _BLOCKS) as aside:
+        with atomic_write(folder / _BLOCKS) as aside:
             save_file({"nats": nats, "tokens": tokens, "documents": documents.astype(np.int64)}, aside)
         found = {"perplexity": bounded_exp(float(nats.sum() / tokens.sum()))}
         if self.settings.certified_windows:

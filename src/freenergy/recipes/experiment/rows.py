@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, final
 
 from freenergy.core.errors import DivergenceError, UserError
-from freenergy.core.files import fingerprint, read_json, whole, write_json
+from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Network
@@ -193,7 +193,7 @@ def _measured(network: Network, job: Job, place: Place, key: str) -> dict[str, f
     folder = place.of(job) / MEASURED
     if not (folder / NUMBERS).is_file() or read_json(folder / NUMBERS).get("key") != key:
         network.module.eval()
-        with whole(folder) as aside:
+        with atomic_write(folder) as aside:
             aside.mkdir()
             found = place.subject.measure(network, aside, place.rng.child("measure"), place.progress)
             numbers = {name: float(value) if math.isfinite(value) else None for name, value in found.items()}

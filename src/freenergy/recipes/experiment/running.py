@@ -9,7 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from freenergy.core.files import alone_in, fingerprint, read_json, room_on_disk, sweep, write_json, write_text
+from freenergy.core.files import (
+    disk_full_as_user_error,
+    exclusive_lock,
+    fingerprint,
+    read_json,
+    remove_partial_files,
+    write_json,
+    write_text,
+)
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement
@@ -38,8 +46,8 @@ def run_experiment(
     The folder is ``runs/NAME`` unless ``out`` names another. ``opener`` finds a subject for its settings.
     """
     folder = folder_of(experiment, out)
-    with alone_in(folder), room_on_disk(folder):
-        sweep(folder)
+    with exclusive_lock(folder), disk_full_as_user_error(folder):
+        remove_partial_files(folder)
         groups = []
         for variant, settings in experiment.subjects.items():
             root = folder / folder_name(variant) if variant else folder

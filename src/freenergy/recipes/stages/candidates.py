@@ -10,7 +10,7 @@ from typing import Any
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL
-from freenergy.core.workers.shards import make_ahead
+from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.lm.load import open_base
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
@@ -47,7 +47,7 @@ def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, 
     run, place = opened.run, str(folder.relative_to(opened.run.folder))
     shards = _shards(opened, place, num, identity)
     work = job(run, _shards, (), place, num, identity)
-    make_ahead(run.engine, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
+    prefetch_shards(run.engine, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
     shards.write(progress)
 
 

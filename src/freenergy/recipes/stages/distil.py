@@ -22,13 +22,13 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import (
-    alone_in,
+    atomic_write,
+    disk_full_as_user_error,
+    exclusive_lock,
     fingerprint,
     read_json,
     read_tensors,
-    room_on_disk,
-    sweep,
-    whole,
+    remove_partial_files,
     write_json,
     write_text,
 )
@@ -72,8 +72,8 @@ def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: 
     _check_run(run)
     key = _key(run, settings)
     _check_out(out, key)
-    with alone_in(run.folder), alone_in(out), room_on_disk(out):
-        sweep(out)
+    with exclusive_lock(run.folder), exclusive_lock(out), disk_full_as_user_error(out):
+        remove_partial_files(out)
         if not (out / RESULT).is_file():
             _work(run, settings, out, key, progress)
         shutil.rmtree(out / _WORK, ignore_errors=True)
@@ -142,7 +142,7 @@ def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Cand
     contrast = StoredContrast(
         corpus.windows("validation"), NegativeStore.open(run.stage("negatives") / "validation", identity)
     )
-    cache = FeatureCache(run.features, contrast, is_own=False)
+    cache = FeatureCache(run.features, contrast, leave_self_out=False)
     energy = cache.all_energies(joint.energy, run.recipe.training.rows)[:most, 1:]  # type: ignore[arg-type]
     index = torch.arange(len(energy))
     draws = contrast.store.draws(index, corpus.windows("validation").continuations(contrast.store.rows[index]).contexts)
@@ -207,7 +207,7 @@ class _Measuring:
 
     def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> dict[str, Tensor]:
         """Energies, and log-probabilities under the model that the strings were drawn from."""
-        cache = FeatureCache(features, contrast, is_own=self.split == "train", at_once=_WINDOWS)
+        cache = FeatureCache(features, contrast, leave_self_out=self.split == "train", batch_size=_WINDOWS)
         folder, rows = self.folder / "scores" / name, self.run.recipe.training.rows
         return score_windows(lm, self.joint.energy, cache, folder, self.progress, rows=rows)  # type: ignore[arg-type]
 
@@ -218,7 +218,7 @@ class _Measuring:
             for chunk in torch.arange(len(contrast)).split(_WINDOWS):
                 path = self.folder / "log-probs" / name / f"{int(chunk[0]):05d}.safetensors"
                 if not path.is_file():
-                    with torch.no_grad(), whole(path) as aside:
+                    with torch.no_grad(), atomic_write(path) as aside:
                         save_file({"log_prob": lm.log_prob(contrast.all(chunk)).double().cpu()}, aside)
                 found.append(read_tensors(path)["log_prob"])
                 advance(len(chunk))

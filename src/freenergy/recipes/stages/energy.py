@@ -12,7 +12,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.workers.shards import is_worth, make_ahead
+from freenergy.core.workers.shards import is_worth, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.load import RECORD, load_energy
@@ -127,7 +127,7 @@ def _features_ahead(run: Run, energy: FeatureEnergy, cache: "FeatureCache", labe
     try:
         work = job(run, _features, ("negatives",), place.name, split, cache.length)
         words = f"features of {type(energy).__name__}, {label}"
-        make_ahead(run.engine, work, missing, cache.place(energy), words, progress)
+        prefetch_shards(run.engine, work, missing, cache.place(energy), words, progress)
     finally:
         shutil.rmtree(place)
 
@@ -137,7 +137,7 @@ def _features(opened: Opened, name: str, split: str, length: int | None) -> "_Fe
 
     run, corpus, lm = opened
     energy = load_energy(run.features / name, base=lm, tokenizer=corpus.tokenizer)
-    cache = FeatureCache(run.features, _stored(run, corpus, split), is_own=split == "train", length=length)
+    cache = FeatureCache(run.features, _stored(run, corpus, split), leave_self_out=split == "train", length=length)
     return _Features(energy, cache)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import alone_in, fingerprint, room_on_disk, sweep, write_json
+from freenergy.core.files import disk_full_as_user_error, exclusive_lock, fingerprint, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.workers.local import Here
@@ -98,8 +98,8 @@ def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
     if num < 1:
         raise UserError(f"{num} windows were asked for: measure on at least one")
     corpus, split = Corpus.open(this.stage("corpus")), question.split or settings.split
-    with alone_in(this.folder), room_on_disk(this.folder):
-        sweep(this.folder)
+    with exclusive_lock(this.folder), disk_full_as_user_error(this.folder):
+        remove_partial_files(this.folder)
         identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
         if not question.texts:
             return _measured(this, question, corpus, identity, num, progress)

@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from safetensors.numpy import save_file
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, fingerprint, read_arrays, whole
+from freenergy.core.files import atomic_write, file_hash, fingerprint, read_arrays
 from freenergy.core.progress import Progress
 from freenergy.core.workers.protocol import Engine
 from freenergy.corpus import Corpus, CorpusSettings, Windows
@@ -57,7 +57,7 @@ def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progre
     folder = _folder(run, mark)
     if not folder.is_dir():
         try:
-            with whole(folder) as aside:
+            with atomic_write(folder) as aside:
                 _cut(files, settings, corpus, ngram, aside, run.engine, progress)
         finally:
             if not any(folder.parent.iterdir()):

@@ -12,7 +12,7 @@ from freenergy.core.files import fingerprint, read_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, LanguageModel, NegativeSource, Truncation
-from freenergy.core.workers.shards import make_ahead
+from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.settings import LogitsEnergy
 from freenergy.lm.load import RECORD, open_base
@@ -55,7 +55,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     for split in stored_splits(run):
         shards = _shards(Opened(run, corpus, lm), split)
         work = job(run, _shards, (), split)
-        make_ahead(run.engine, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
+        prefetch_shards(run.engine, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
         shards.write(progress)
         summary[split] = {"windows": len(shards.rows), "per_prefix": shards.identity.per_prefix}
     return summary

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import alone_with, whole
+from freenergy.core.files import atomic_write, exclusive_file_lock
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.text.model import ResidualModel
@@ -100,7 +100,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
             yield Path(passing)
         return
     folder = out.with_name(f".{out.name}.scores")
-    with alone_with(out):
+    with exclusive_file_lock(out):
         yield folder
         shutil.rmtree(folder)
 
@@ -167,7 +167,7 @@ def _errors(tally: Tally, rng: Rng, resamples: int) -> dict[str, Any]:
 def _written(rows: Iterator[dict[str, Any]], out: Path | None) -> list[dict[str, Any]] | None:
     if out is None:
         return list(rows)
-    with whole(out) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_write(out) as aside, aside.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, fingerprint, growing
+from freenergy.core.files import file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress
 from freenergy.text.model import ResidualModel
 from freenergy.text.nbest.nbest import NBest, read_lists
@@ -34,7 +34,7 @@ def score_file(joint: ResidualModel, path: Path, folder: Path, *, ends: bool, pr
     asked = {"version": version("freenergy"), "file": file_hash(path), "ends": ends, "first": first}
     kept = folder / f"{fingerprint(asked)}.jsonl"
     if not kept.is_file():
-        with progress.track(f"scores of {path.name}", total, "lists") as advance, growing(kept, asked) as lines:
+        with progress.track(f"scores of {path.name}", total, "lists") as advance, resumable_jsonl(kept, asked) as lines:
             advance(lines.done)
             for one in islice(read_lists(path), lines.done, None):
                 lines.add(_scored(joint, one, path, ends))

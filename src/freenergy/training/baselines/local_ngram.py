@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from freenergy.core.files import read_tensors, whole
+from freenergy.core.files import atomic_write, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.lm.ngram import NgramLM
@@ -76,7 +76,7 @@ class LocalNgram(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the counts and the weights, whole or not at all."""
-        with whole(folder) as aside:
+        with atomic_write(folder) as aside:
             for lm in self.models:
                 lm.save_pretrained(aside / f"order-{lm.order}")
             save_file({"weight": self.weight.detach()}, aside / _WEIGHTS)

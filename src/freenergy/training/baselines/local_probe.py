@@ -18,7 +18,7 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import read_tensors, whole
+from freenergy.core.files import atomic_write, read_tensors
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences
 from freenergy.training.baselines.reading import Places, Reading
@@ -54,7 +54,7 @@ class LocalProbe(nn.Module):
 
     def save(self, path: Path) -> None:
         """Write the weights, whole or not at all."""
-        with whole(path) as aside:
+        with atomic_write(path) as aside:
             save_file({name: weight.detach().contiguous() for name, weight in self.named_parameters()}, aside)
 
     @classmethod
