@@ -1,0 +1,1 @@
+"""A folder that resumes: runs, stages, keys."""
