@@ -23,14 +23,21 @@ from typing import Any, final
 
 import torch
 
-from freenergy.recipes.load import Recipe, make_recipe
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine
-from freenergy.core.errors import UserError
-from freenergy.core.progress import Progress, Silent
 from freenergy.core.checksums import STAGE as _DONE
 from freenergy.core.checksums import digest_matches, write_with_checksums
-from freenergy.core.files import exclusive_lock, fingerprint, read_json, disk_full_as_user_error, remove_partial_files, write_json
+from freenergy.core.errors import UserError
+from freenergy.core.files import (
+    disk_full_as_user_error,
+    exclusive_lock,
+    fingerprint,
+    read_json,
+    remove_partial_files,
+    write_json,
+)
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.workers.local import Here
+from freenergy.core.workers.protocol import Engine
+from freenergy.recipes.load import Recipe, make_recipe
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
 _SILENT, _HERE = Silent(), Here()

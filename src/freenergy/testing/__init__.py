@@ -1,6 +1,15 @@
-"""Public checks: does my class play its role? And an Rng that walks every branch of a sampler."""
+"""Public checks: does my class play its role? One module per role; each check raises an AssertionError.
 
-from freenergy.testing.checks import check_energy, check_language_model
+    from freenergy.testing import check_language_model
+    check_language_model(my_lm, contexts=[[1, 2], [3]], length=2)
+
+``law`` gives the exact law of a sampler by walking every random branch; ``World`` is a tabular world whose sums are all
+known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny transformers and tiny runs for tests.
+"""
+
+from freenergy.testing.energies import check_energy
 from freenergy.testing.enumerating import EnumeratingRng, branches, law
+from freenergy.testing.language_models import check_language_model
+from freenergy.testing.worlds import World
 
-__all__ = ["EnumeratingRng", "branches", "check_energy", "check_language_model", "law"]
+__all__ = ["EnumeratingRng", "World", "branches", "check_energy", "check_language_model", "law"]

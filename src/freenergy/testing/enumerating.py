@@ -2,9 +2,9 @@
 
     law(y) = Σ over branches with result y of Π (probability of each choice made)
 
-The function under test runs once a branch: a script of choices is replayed, the first open choice takes its next
+The function under test runs once per branch: a script of choices is replayed, the first open choice takes its next
 option, and the branch's probability is the product of what was chosen. No statistics, no tolerance beyond rounding.
-The cost is one run a branch, so keep the space below some ten thousand branches.
+The cost is one run per branch, so keep the space below about ten thousand branches.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -29,7 +29,7 @@ class _Choice:
 
 
 class EnumeratingRng(Rng):
-    """Plays a script of choices; every categorical draw of every row is one choice."""
+    """Replays a script of choices; every categorical draw of every row is one choice."""
 
     def __init__(self, script: list[_Choice]) -> None:
         super().__init__(0)
@@ -53,32 +53,32 @@ class EnumeratingRng(Rng):
         return choice.options[choice.taken]
 
     def child(self, *keys: int | str) -> "EnumeratingRng":
-        """Every stream is part of the same walk."""
+        """Return self: every stream is part of the same walk."""
         return self
 
     def shift(self, *, contexts: int = 0, candidates: int = 0) -> "EnumeratingRng":
-        """Every stream is part of the same walk."""
+        """Return self: every stream is part of the same walk."""
         return self
 
     def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
-        """Rows whose draws are choices of this walk."""
+        """Return rows whose draws are choices of this walk."""
         return _EnumeratingRows(self)
 
     def uniform(self, *shape: int) -> Tensor:
-        """A continuum of branches: cannot be walked."""
+        """Raise: a continuum of branches cannot be walked."""
         raise NotImplementedError("uniform numbers cannot be enumerated: draw through categorical or bernoulli")
 
     def normal(self, *shape: int) -> Tensor:
-        """A continuum of branches: cannot be walked."""
+        """Raise: a continuum of branches cannot be walked."""
         raise NotImplementedError("normal numbers cannot be enumerated: test this sampler statistically")
 
     def permutation(self, size: int) -> Int[Tensor, " size"]:
-        """One of size! orders, chosen element by element."""
+        """Choose one of size! orders, element by element."""
         left = list(range(size))
         return torch.tensor([left.pop(int(self.categorical(torch.zeros(len(left))))) for _ in range(size)])
 
     def integer(self) -> int:
-        """A seed for somebody else's generator: that one cannot be walked."""
+        """Raise: a seed for another generator cannot be walked."""
         raise NotImplementedError("a seed cannot be enumerated: draw through categorical or bernoulli")
 
 
@@ -94,7 +94,7 @@ class _EnumeratingRows(Rows):
 
 
 def branches(function: Callable[[Rng], T]) -> Iterator[tuple[float, T]]:
-    """Every branch of a function of an Rng: its probability and its result."""
+    """Yield every branch of a function of an Rng: its probability and its result."""
     script: list[_Choice] = []
     while True:
         rng = EnumeratingRng(script)
@@ -108,7 +108,7 @@ def branches(function: Callable[[Rng], T]) -> Iterator[tuple[float, T]]:
 
 
 def law(function: Callable[[Rng], T], key: Callable[[T], K]) -> dict[K, float]:
-    """The exact distribution of ``key(function(rng))``.
+    """Return the exact distribution of ``key(function(rng))``.
 
     >>> law(lambda rng: rng.bernoulli(torch.tensor([0.5, 0.5])), lambda coins: int(coins.sum()))
     {0: 0.25, 1: 0.5, 2: 0.25}

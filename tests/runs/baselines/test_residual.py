@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, UserError
+from freenergy.testing import check_language_model
 from freenergy.training.baselines import residual
 from freenergy.training.baselines.ralm import Ralm
 from freenergy.training.baselines.reading import NetworkReader
 from freenergy.training.baselines.training import cross_entropy
-from freenergy.testing import check_language_model
 
 pytestmark = pytest.mark.slow
 

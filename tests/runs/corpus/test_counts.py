@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer, WordTokenizer, count_words_and_bytes
 from freenergy.corpus.learn import learn
-from freenergy.core.sequences import Continuations
 
 
 def adjacent(ids, prefix, length):

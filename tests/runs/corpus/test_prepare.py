@@ -9,6 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash
+from freenergy.core.progress import Silent
 from freenergy.corpus import (
     BytePairTokenizer,
     Corpus,
@@ -19,9 +22,6 @@ from freenergy.corpus import (
     WordTokenizer,
     prepare,
 )
-from freenergy.core.errors import UserError
-from freenergy.core.progress import Silent
-from freenergy.core.files import file_hash
 
 SMALL = {"prefix": 6, "continuation": 4, "deduplicate": 0}
 BPE = BytePairTokenizer(vocab_size=280)

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from freenergy.core.errors import UserError
 from freenergy.corpus import CorpusSettings
 from freenergy.corpus.read import find, read, size
-from freenergy.core.errors import UserError
 
 DOCUMENTS = ["one cat", "zwei Mäuse\nund 猫", 'three "quoted"']
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from freenergy.corpus import BytePairTokenizer, Corpus, CorpusSettings, count_words_and_bytes, prepare
 from freenergy.core.progress import Silent
+from freenergy.corpus import BytePairTokenizer, Corpus, CorpusSettings, count_words_and_bytes, prepare
 
 
 @pytest.mark.slow

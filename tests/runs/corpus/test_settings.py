@@ -1,7 +1,7 @@
 import pytest
 
-from freenergy.corpus import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.core.errors import UserError
+from freenergy.corpus import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 
 
 @pytest.mark.parametrize(

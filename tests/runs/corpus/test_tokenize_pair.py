@@ -3,9 +3,9 @@
 import pytest
 import tokenizers
 
+from freenergy.core.errors import UserError
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
-from freenergy.core.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from freenergy.core.errors import UserError
 from freenergy.corpus import BytePairTokenizer, Tokenizer, WordTokenizer
 from freenergy.corpus.learn import EOS_TOKEN, UNKNOWN, learn, sample
 from freenergy.corpus.tokenizer import byte_alphabet
-from freenergy.core.errors import UserError
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))

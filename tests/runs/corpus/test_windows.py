@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from freenergy.core.errors import UserError
 from freenergy.corpus import CorpusSettings
 from freenergy.corpus.windows import make_windows, read_windows, write_windows
-from freenergy.core.errors import UserError
 
 
 def all_windows(*arguments, part=1 << 18):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from freenergy import Continuations, ResidualModel, Rng, SequenceSpace, TabularLM, Truncation, UserError
+from freenergy.core.progress import Silent
 from freenergy.evaluation.certified import measure_joint
 from freenergy.evaluation.curves import draws_curve, steps
 from freenergy.evaluation.densities import densities
@@ -15,7 +16,6 @@ from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import log_partition
-from freenergy.core.progress import Silent
 
 V, L = 3, 3
 SPACE = SequenceSpace(vocab_size=V, length=L)

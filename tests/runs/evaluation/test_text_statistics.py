@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from freenergy import Continuations
+from freenergy.core.progress import Silent
 from freenergy.corpus.deduplicate import Stream
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.evaluation.text_statistics import Text, distinct, repetition, text_statistics, unseen
-from freenergy.core.progress import Silent
 
 
 def make(rows, contexts=None, documents=None):

@@ -6,16 +6,16 @@ import torch
 from safetensors.numpy import load_file
 
 from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, UserError
-from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.core.progress import Silent
 from freenergy.corpus import BytePairTokenizer, CorpusSettings
 from freenergy.energies.logits import Logits
 from freenergy.energies.settings import LogitsEnergy
 from freenergy.evaluation.joint_perplexity import joint_perplexity
 from freenergy.evaluation.perplexity import choose_windows
+from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.lm.networks.blocks import LaneData
 from freenergy.recipes.experiment.language import open_language
 from freenergy.recipes.experiment.settings import LanguageSubject
-from freenergy.lm.networks.blocks import LaneData
-from freenergy.core.progress import Silent
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from freenergy import UserError
-from freenergy.recipes.load import experiments, load_experiment, make_experiment
 from freenergy.recipes.experiment.running import run_experiment
+from freenergy.recipes.load import experiments, load_experiment, make_experiment
 
 WORDS = re.findall(r"\w+", "the river runs down to a cold sea where men go out in boats and come home at night")
 GERMAN = re.findall(r"\w+", "der fluss fließt hinab zu einer kalten see wo männer in booten hinaus und nachts heim")

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from freenergy.recipes.load import make_experiment
+from freenergy.core.files import read_json, write_json
 from freenergy.evaluation.perplexity import measured_rate
+from freenergy.lm.networks.protocol import Batch
 from freenergy.recipes.experiment import rows as engine
 from freenergy.recipes.experiment.running import run_experiment
-from freenergy.lm.networks.protocol import Batch
-from freenergy.core.files import read_json, write_json
+from freenergy.recipes.load import make_experiment
 
 V, T, CONTROL_STEPS = 3, 6, 9
 CHAIN = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.4, 0.1, 0.5]])

@@ -9,10 +9,10 @@ import torch
 
 import freenergy
 from freenergy import Corpus, HuggingFaceLM, Run, UserError, load_recipe, run
-from freenergy.lm.load import open_base
-from freenergy.training.baselines.residual import ResidualLM
-from freenergy.recipes.stages.baselines import baseline_records, open_baselines
 from freenergy.core.files import file_hash, read_json
+from freenergy.lm.load import open_base
+from freenergy.recipes.stages.baselines import baseline_records, open_baselines
+from freenergy.training.baselines.residual import ResidualLM
 
 pytestmark = pytest.mark.slow
 

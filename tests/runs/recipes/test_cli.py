@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from freenergy import load_recipe, run
+from freenergy.core.rng import Rng
 from freenergy.lm.presets import build, preset
 from freenergy.recipes.load import recipes
-from freenergy.core.rng import Rng
 
 QUICK = ["--set", "base.optimisation.steps=4", "--set", "base.optimisation.validate_every=2"]
 

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freenergy import Corpus, UserError, load_recipe, run
+from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import open_base
 from freenergy.recipes.stages.distil import distil
-from freenergy.core.files import file_hash, read_json
 from freenergy.training.distil import Distilling
 from freenergy.training.settings import Optimisation
 

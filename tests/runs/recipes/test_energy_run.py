@@ -12,9 +12,9 @@ import torch
 
 import freenergy
 from freenergy import ResidualModel, UserError, load, load_recipe, run
-from freenergy.recipes.load import make_recipe
-from freenergy.energies.settings import NgramEnergy
 from freenergy.core.files import file_hash, read_json
+from freenergy.energies.settings import NgramEnergy
+from freenergy.recipes.load import make_recipe
 
 pytestmark = pytest.mark.slow
 

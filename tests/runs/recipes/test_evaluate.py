@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from freenergy import Run, UserError, write_report
-from freenergy.recipes.stages.evaluate import Question, evaluate
-from freenergy.core.progress import Silent
 from freenergy.core.files import read_json, write_json
+from freenergy.core.progress import Silent
+from freenergy.recipes.stages.evaluate import Question, evaluate
 
 
 @pytest.fixture(scope="module")

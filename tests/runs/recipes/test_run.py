@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from freenergy import Rng, Run, Sequences, SequenceSpace, UserError, load_base, load_recipe, run
+from freenergy.core.files import file_hash
 from freenergy.core.progress import Silent
 from freenergy.corpus.resources import ResourceUnavailable
-from freenergy.core.files import file_hash
 
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from freenergy import Run, UserError, run
-from freenergy.recipes import verify
 from freenergy.core.checksums import digest_matches, write_with_checksums
+from freenergy.recipes import verify
 
 RECORDS = ("stage.json", "flat.json")
 

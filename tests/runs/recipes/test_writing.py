@@ -14,8 +14,8 @@ from rich.console import Console
 
 from freenergy import ResidualModel, Rng, Sequences, SequenceSpace, Truncation, UserError, load
 from freenergy.cli.show.writing import Live
-from freenergy.recipes.writing import Task, read_prefixes
 from freenergy.core.progress import Silent
+from freenergy.recipes.writing import Task, read_prefixes
 from freenergy.samplers import Plain, Resampling, propose
 from freenergy.text.write import Writing
 

@@ -6,12 +6,12 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from freenergy.training.baselines.making import RECORD
-from freenergy.recipes.load import make_recipe
-from freenergy.recipes import Run, stages
-from freenergy.runs.run import key_of
-from freenergy.core.progress import Silent
 from freenergy.core.files import write_json
+from freenergy.core.progress import Silent
+from freenergy.recipes import Run, stages
+from freenergy.recipes.load import make_recipe
+from freenergy.runs.run import key_of
+from freenergy.training.baselines.making import RECORD
 
 RECIPE = {
     "name": "made up",

@@ -8,14 +8,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from freenergy import UserError, load_recipe
-from freenergy.recipes.load import make_recipe, recipes
-from freenergy.recipes import Run
+from freenergy.core.files import write_json
 from freenergy.core.progress import Silent
+from freenergy.recipes import Run
+from freenergy.recipes.load import make_recipe, recipes
 from freenergy.report import cite, write_report
 from freenergy.report.page import PLAYGROUND, page, read_evaluation, summary, verdicts
 from freenergy.report.tables import headline, versions
 from freenergy.report.toml import to_toml
-from freenergy.core.files import write_json
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

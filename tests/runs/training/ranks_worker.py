@@ -19,25 +19,25 @@ from torch import nn
 
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Sequences, SequenceSpace, TabularLM
 from freenergy.core import interrupt
-from freenergy.lm.presets import Preset, build
+from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.energies.bit import Bit
 from freenergy.energies.settings import BitEnergy
-from freenergy.noise.sources import FromBase
-from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.lm.networks.blocks import BlockData
 from freenergy.lm.networks.causal import CausalNetwork
+from freenergy.lm.presets import Preset, build
+from freenergy.noise.sources import FromBase
+from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.objectives.earm import EARM
-from freenergy.core.progress import Silent
-from freenergy.training.distributed import wrap
 from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.contrastive_batches import StoredContrast
-from freenergy.training.energy import EnergyTask
-from freenergy.training.loop import fit
+from freenergy.training.distributed import wrap
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.energy import EnergyTask
 from freenergy.training.lm_loss import Teaching
+from freenergy.training.loop import fit
+from freenergy.training.settings import EnergyTraining, Optimisation
 
 V, L, K, STEPS = 7, 4, 4, 50
 SHAPE = Preset(family="neox", layers=2, heads=2, width=16, feedforward=32, context=32, about="for a test")

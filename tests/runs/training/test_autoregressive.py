@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from freenergy import Rng, UserError
+from freenergy.core.files import file_hash
 from freenergy.lm.networks.protocol import Batch, Data, Network
 from freenergy.objectives.earm import EARM, Denominators, Steps
-from freenergy.core.files import file_hash
 from freenergy.training.autoregressive import AutoregressiveTask
+from freenergy.training.lm_loss import ScheduledSampling, Teaching
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Stateful, Task
-from freenergy.training.lm_loss import ScheduledSampling, Teaching
 
 V, END = 4, 0
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, SequenceSpace, TabularLM, UserError
+from freenergy.core.roles import Loss, Scores
+from freenergy.core.sequences import Sequences
 from freenergy.energies.features import FeatureEnergy
 from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
 from freenergy.partition.certificate import certified_gain
-from freenergy.core.roles import Loss, Scores
-from freenergy.core.sequences import Sequences
 from freenergy.training.convex import _Problem, choose_l2, cross_fitted, fit_convex, joint_energy
 from freenergy.training.feature_chunks import Pieces
 

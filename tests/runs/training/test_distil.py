@@ -11,14 +11,14 @@ import torch
 from transformers import GPTNeoXConfig
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
-from freenergy.lm.presets import build
+from freenergy.core.files import file_hash
+from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.text.model import ResidualModel
-from freenergy.core.progress import Silent
+from freenergy.lm.presets import build
 from freenergy.samplers.candidates import weigh
-from freenergy.core.files import file_hash
 from freenergy.testing.enumerating import branches, law
+from freenergy.text.model import ResidualModel
 from freenergy.training.distil import Distilling, DistilTask, Proposals, distances, distil_loss, shares, train_policy
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from freenergy import Continuations, RankingNCE, Rng, Scores, Sequences, SequenceSpace, TabularLM, UserError
+from freenergy.core.files import file_hash
+from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.energies.ngram_features import NgramFeatures
@@ -16,8 +18,6 @@ from freenergy.energies.product import Product
 from freenergy.energies.settings import NgramEnergy
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.core.progress import Silent
-from freenergy.core.files import file_hash
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache

@@ -8,16 +8,16 @@ import torch
 import transformers
 
 from freenergy import Continuations, HuggingFaceLM, RankingNCE, Rng, Sequences, SequenceSpace
-from freenergy.lm.presets import build
+from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.energies.bit import Bit
 from freenergy.energies.log_ratio import LogRatio
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
 from freenergy.energies.unit import Unit
+from freenergy.lm.presets import build
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.core.progress import Silent
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
 from freenergy.training.energy import EnergyTask
 from freenergy.training.loop import fit

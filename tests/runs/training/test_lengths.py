@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from freenergy import Continuations, RankingNCE, Rng, Run, Sequences, SequenceSpace, TabularLM, UserError, load, run
-from freenergy.recipes.load import make_recipe
+from freenergy.core.progress import Silent
+from freenergy.core.roles import Loss, Scores
 from freenergy.corpus import Corpus, Windows
 from freenergy.corpus.windows import places_of
 from freenergy.energies.features import FeatureEnergy
@@ -22,10 +23,9 @@ from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.settings import NgramEnergy
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
+from freenergy.recipes.load import make_recipe
 from freenergy.recipes.stages.energy import STAGE
 from freenergy.recipes.stages.negatives import stored_identity
-from freenergy.core.progress import Silent
-from freenergy.core.roles import Loss, Scores
 from freenergy.testing.enumerating import branches
 from freenergy.training import energy as task_module
 from freenergy.training.contrastive_batches import Batch, StoredContrast, cut, cuts

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from freenergy import Rng, UserError
-from freenergy.lm.networks.blocks import Blocks
-from freenergy.core.roles import Loss
 from freenergy.core.files import file_hash
+from freenergy.core.roles import Loss
+from freenergy.lm.networks.blocks import Blocks
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Validation

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from freenergy import Rng, SequenceSpace, TabularLM, UserError
+from freenergy.core.files import file_hash
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards
-from freenergy.core.files import file_hash
 
 V, P, L, K = 5, 4, 3, 6
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)

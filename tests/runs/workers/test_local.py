@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from freenergy import UserError
+from freenergy.core.interrupt import Stopped, stoppable
+from freenergy.core.progress import Silent
 from freenergy.core.workers import open as open_workers
 from freenergy.core.workers import shards
 from freenergy.core.workers.local import Here, Pool
 from freenergy.core.workers.open import open_engine
 from freenergy.core.workers.protocol import RETRIES
 from freenergy.core.workers.worker import Surroundings
-from freenergy.core.progress import Silent
-from freenergy.core.interrupt import Stopped, stoppable
 
 
 def test_here_works_in_order_and_takes_one_item_at_a_time():

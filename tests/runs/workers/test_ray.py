@@ -8,9 +8,9 @@ import engine_tasks as tasks
 import pytest
 
 from freenergy import UserError
+from freenergy.core.interrupt import Stopped, stoppable
 from freenergy.core.workers.local import Here
 from freenergy.core.workers.open import open_engine
-from freenergy.core.interrupt import Stopped, stoppable
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of ray's own
 

@@ -1,13 +1,5 @@
-"""The contracts of the roles, as functions that anyone can call on a class of their own.
+"""The contract of ``LanguageModel``: each check is one law of the role, and its docstring is the equation."""
 
-    from freenergy.testing import check_language_model
-    check_language_model(my_lm, contexts=[[1, 2], [3]], length=2)
-
-Every check is one law of the role; its docstring is the equation. A broken law raises an AssertionError that says which
-law, where and by how much.
-"""
-
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -15,19 +7,18 @@ import torch
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.roles import ANCESTRAL, Draws, LanguageModel, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.testing.comparing import Lists, assert_close, everything
 from freenergy.testing.enumerating import law
-
-Lists = Sequence[Sequence[int]]
 
 
 def check_language_model(
     lm: LanguageModel, *, contexts: Lists, length: int = 2, tolerance: float = 1e-6, is_enumerable: bool = True
 ) -> None:
-    """Every law of ``LanguageModel``, on spaces of ``length`` tokens small enough to enumerate.
+    """Check every law of ``LanguageModel`` on spaces of ``length`` tokens, small enough to enumerate.
 
-    ``is_enumerable=False`` leaves out the exact law of the sampler, for models that draw somewhere else.
+    ``is_enumerable=False`` skips the exact law of the sampler, for models whose draws are made elsewhere.
     """
     check_shapes(lm, contexts)
     for space in _spaces(lm, length):
@@ -57,8 +48,8 @@ def check_shapes(lm: LanguageModel, contexts: Lists) -> None:
 
 def check_sums_to_one(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolerance: float) -> None:
     """Σ_{x in space} P_LM(x | c) = 1."""
-    total = lm.log_prob(_everything(contexts, space)).exp().sum(-1)
-    _assert_close(total, torch.ones_like(total), tolerance, f"probabilities over {space} sum to one")
+    total = lm.log_prob(everything(contexts, space)).exp().sum(-1)
+    assert_close(total, torch.ones_like(total), tolerance, f"probabilities over {space} sum to one")
 
 
 def check_chain_rule(lm: LanguageModel, contexts: Lists, length: int, tolerance: float) -> None:
@@ -71,7 +62,7 @@ def check_chain_rule(lm: LanguageModel, contexts: Lists, length: int, tolerance:
         token = torch.tensor([tokens[t] for tokens in x]).unsqueeze(1)
         total += lm.next_log_probs(read).cpu().gather(1, token).squeeze(1)
     whole = lm.log_prob(Continuations.from_lists(contexts, [[tokens] for tokens in x]))[:, 0].cpu()
-    _assert_close(whole, total, tolerance * length, "log_prob is the sum of next_log_probs")
+    assert_close(whole, total, tolerance * length, "log_prob is the sum of next_log_probs")
 
 
 def check_batch_is_single(lm: LanguageModel, contexts: Lists, length: int, tolerance: float) -> None:
@@ -81,19 +72,19 @@ def check_batch_is_single(lm: LanguageModel, contexts: Lists, length: int, toler
     for b in range(x.shape[0]):
         for n in range(x.shape[1]):
             alone = lm.log_prob(x[b : b + 1].candidates(slice(n, n + 1)))
-            _assert_close(alone[0, 0], together[b, n], tolerance, f"batch = single at context {b}, candidate {n}")
+            assert_close(alone[0, 0], together[b, n], tolerance, f"batch = single at context {b}, candidate {n}")
 
 
 def check_padding_is_inert(lm: LanguageModel, contexts: Lists, length: int, tolerance: float) -> None:
-    """What stands after a string's end changes nothing."""
+    """Tokens after the end of a string change nothing."""
     x = _some(lm, contexts, length)
     fill = partial(torch.nn.functional.pad, pad=(0, 3), value=lm.vocab_size - 1)
     garbage = x.tokens.masked_fill(~x.mask, lm.vocab_size - 1)
     c = x.contexts
     wide = Sequences(fill(c.tokens.masked_fill(~c.mask, lm.vocab_size - 1)), c.lengths)
     padded = Continuations(wide, fill(garbage), x.lengths)
-    _assert_close(lm.log_prob(padded), lm.log_prob(x), tolerance, "padding is inert in log_prob")
-    _assert_close(lm.next_log_probs(wide), lm.next_log_probs(c), tolerance, "padding is inert in next_log_probs")
+    assert_close(lm.log_prob(padded), lm.log_prob(x), tolerance, "padding is inert in log_prob")
+    assert_close(lm.next_log_probs(wide), lm.next_log_probs(c), tolerance, "padding is inert in next_log_probs")
 
 
 def check_draws(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolerance: float) -> None:
@@ -106,10 +97,10 @@ def check_draws(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolera
         for x in (x for row in draws.x.lists() for x in row):
             ends = space.eos is not None and x[-1] == space.eos
             assert ends or len(x) == space.length, f"the draw {x} is not in {space}"
-            assert space.eos is None or space.eos not in x[:-1], f"the draw {x} goes on after EOS"
-        _assert_close(draws.log_base, lm.log_prob(draws.x), tolerance * space.length, "log_base of draws is log_prob")
+            assert space.eos is None or space.eos not in x[:-1], f"the draw {x} continues after EOS"
+        assert_close(draws.log_base, lm.log_prob(draws.x), tolerance * space.length, "log_base of draws is log_prob")
         q = _log_proposal(lm, draws, truncation)
-        _assert_close(draws.log_proposal.cpu(), q, 2 * tolerance * space.length, f"log_proposal under {truncation}")
+        assert_close(draws.log_proposal.cpu(), q, 2 * tolerance * space.length, f"log_proposal under {truncation}")
 
 
 def check_sampler_law(
@@ -118,17 +109,17 @@ def check_sampler_law(
     """Pr[sample = x] = Π_t q_t(x_t), exactly: every random branch of the sampler is walked."""
     contexts = Sequences.from_lists([context])
     found = law(lambda rng: lm.sample(contexts, 1, space, rng, truncation), lambda draws: tuple(draws.x.lists()[0][0]))
-    everything = _everything([context], space)
-    blank = torch.zeros(everything.shape)
-    truth = _log_proposal(lm, Draws(everything, blank, blank), truncation)[0].exp()
-    strings = [tuple(x) for x in everything.lists()[0]]
+    x = everything([context], space)
+    blank = torch.zeros(x.shape)
+    truth = _log_proposal(lm, Draws(x, blank, blank), truncation)[0].exp()
+    strings = [tuple(string) for string in x.lists()[0]]
     assert set(found) <= set(strings), f"the sampler draws {sorted(set(found) - set(strings))[:3]}, outside {space}"
-    sampled = torch.tensor([found.get(x, 0.0) for x in strings], dtype=torch.float64)
-    _assert_close(sampled, truth, tolerance, f"the sampler's law under {truncation}")
+    sampled = torch.tensor([found.get(string, 0.0) for string in strings], dtype=torch.float64)
+    assert_close(sampled, truth, tolerance, f"the sampler's law under {truncation}")
 
 
 def check_replay(lm: LanguageModel, contexts: Lists, length: int) -> None:
-    """The same seed gives the same bits, and a candidate's draw does not depend on how many stand beside it."""
+    """The same seed gives the same bits, and a draw does not depend on how many are drawn with it."""
     space, c = SequenceSpace(vocab_size=lm.vocab_size, length=length), Sequences.from_lists(contexts)
     first, again = (lm.sample(c, 4, space, Rng(5)) for _ in range(2))
     assert torch.equal(first.x.tokens, again.x.tokens), "the same seed gave other tokens"
@@ -137,31 +128,8 @@ def check_replay(lm: LanguageModel, contexts: Lists, length: int) -> None:
     assert torch.equal(part.x.tokens, first.x.tokens[1:, 2:]), "a candidate's draw depends on its batch"
 
 
-def check_energy(energy: Energy, x: Continuations, *, tolerance: float = 1e-5) -> None:
-    """Every law of ``Energy``: [B, N], finite, the same each time, batch = single, padding inert."""
-    first = energy(x).detach()
-    assert tuple(first.shape) == x.shape, f"the energy has shape {tuple(first.shape)}, not {x.shape}"
-    assert first.isfinite().all(), f"the energy is not finite at {(~first.isfinite()).nonzero().tolist()[:3]}"
-    assert torch.equal(energy(x).detach(), first), "the energy of the same continuations changed between two calls"
-    for b in range(x.shape[0]):
-        alone = energy(x[b : b + 1]).detach()
-        _assert_close(alone[0], first[b], tolerance, f"batch = single at context {b}")
-    turned = energy(x.candidates(torch.arange(x.shape[1]).flip(0))).detach()
-    _assert_close(turned.flip(1), first, tolerance, "the order of candidates does not matter")
-    fill = partial(torch.nn.functional.pad, pad=(0, 3))
-    wide = Sequences(fill(x.contexts.tokens), x.contexts.lengths)
-    padded = energy(Continuations(wide, fill(x.tokens), x.lengths)).detach()
-    _assert_close(padded, first, tolerance, "padding is inert")
-
-
 def _spaces(lm: LanguageModel, length: int) -> list[SequenceSpace]:
     return [SequenceSpace(vocab_size=lm.vocab_size, length=length, eos=eos) for eos in (None, lm.eos)]
-
-
-def _everything(contexts: Lists, space: SequenceSpace) -> Continuations:
-    strings, B = space.enumerate(), len(contexts)
-    tokens = strings.tokens.expand(B, *strings.tokens.shape)
-    return Continuations(Sequences.from_lists(contexts), tokens, strings.lengths.expand(B, -1))
 
 
 def _some(lm: LanguageModel, contexts: Lists, length: int) -> Continuations:
@@ -174,7 +142,7 @@ def _some(lm: LanguageModel, contexts: Lists, length: int) -> Continuations:
 
 
 def _log_proposal(lm: LanguageModel, draws: Draws, truncation: Truncation) -> Tensor:
-    """Σ_t log q_t(x_t), step by step from next_log_probs; the longest way round, for reference."""
+    """Σ_t log q_t(x_t), step by step from next_log_probs; slow, for reference."""
     B, N = draws.x.shape
     total = torch.zeros(B, N, dtype=torch.float64)
     starts = [context or [lm.eos] for context in draws.x.contexts.lists()]
@@ -185,11 +153,3 @@ def _log_proposal(lm: LanguageModel, draws: Draws, truncation: Truncation) -> Te
         for i, (b, n, x) in enumerate(live):
             total[b, n] += log_q[i, x[t]].item()
     return total
-
-
-def _assert_close(found: Tensor, wanted: Tensor, tolerance: float, claim: str) -> None:
-    found, wanted = found.double().cpu(), wanted.double().cpu()
-    both_impossible = (found == -math.inf) & (wanted == -math.inf)
-    gap = torch.where(both_impossible, 0, (found - wanted).abs())
-    worst = float(gap.max()) if gap.numel() else 0.0
-    assert worst <= tolerance, f"{claim}: off by {worst:.2e}, more than {tolerance:.0e}"
