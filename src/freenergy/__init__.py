@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from freenergy.lm.ngram import NgramLM
     from freenergy.lm.remote import RemoteLM
     from freenergy.lm.tabular import TabularLM
-    from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
+    from freenergy.objectives import EARM, BinaryNCE, RankingNCE
     from freenergy.partition import (
         LogPartition,
         WeightSums,
@@ -74,7 +74,6 @@ _HOMES = {
     "Autoregressive": "freenergy.samplers",
     "BinaryNCE": "freenergy.objectives",
     "Bit": "freenergy.energies.bit",
-    "ConditionalNCE": "freenergy.objectives",
     "Continuations": "freenergy.core.sequences",
     "Corpus": "freenergy.corpus",
     "Distilling": "freenergy.training.distil",
@@ -150,7 +149,6 @@ __all__ = [
     "Autoregressive",
     "BinaryNCE",
     "Bit",
-    "ConditionalNCE",
     "Continuations",
     "Corpus",
     "Distilling",

@@ -145,34 +145,54 @@ class Energy(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """All that an objective sees of continuations: numbers, never networks."""
+    """All that an objective sees of continuations: numbers, never networks.
 
-    energy: Float[Tensor, "batch num"]
-    log_ratio: Float[Tensor, "batch num"] | None = None  # log P_LM − log noise; None where the noise is P_LM
+    ``log_score`` is the model's unnormalised log-density, ``log_noise`` the log-probability under the law that the
+    negatives were drawn from. Both are there for data and for negatives.
+    """
+
+    log_score: Float[Tensor, "batch num"]
+    log_noise: Float[Tensor, "batch num"]
+
+    @classmethod
+    def relative(
+        cls, energy: Float[Tensor, "batch num"], log_ratio: Float[Tensor, "batch num"] | None = None
+    ) -> "Scores":
+        """Returns the scores of a residual model divided by its base; ``log_ratio`` is log noise − log P_LM.
+
+        log P_LM stands in log_score = log P_LM − E and in log_noise = log P_LM + log_ratio. Only their difference
+        matters, so log P_LM is cancelled before it is computed: where the noise is the base itself (no ``log_ratio``),
+        the base need not read the text, and the logit −E has no rounding error.
+        """
+        return cls(-energy, torch.zeros_like(energy) if log_ratio is None else log_ratio.to(energy.device))
 
     @property
     def logit(self) -> Float[Tensor, "batch num"]:
-        """log of model over noise, P_LM·exp(−E) / noise, in float64."""
-        residual = -self.energy.double()
-        return residual if self.log_ratio is None else residual + self.log_ratio.double()
+        """The log of model over noise, in float64."""
+        return self.log_score.double() - self.log_noise.double()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A number to make small, and what a person wants to know beside it."""
+    """A number to minimise, and the metrics that are reported with it."""
 
     value: Float[Tensor, ""]
     metrics: dict[str, float]
-    statistics: dict[str, Tensor] = field(default_factory=dict)  # what a task wants to know of all micro-batches
+    statistics: dict[str, Tensor] = field(default_factory=dict)  # what a task collects from all micro-batches
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """What training makes small: one datum against negatives of the same context."""
+    """What training minimises: one datum against negatives of the same context."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the objective in a recipe."""
+        ...
 
     def __call__(self, data: Scores, negatives: Scores) -> Loss:
-        """Data [B, 1] and negatives [B, K]."""
+        """Returns the loss of data [B, 1] against negatives [B, K]."""
         ...
 
 

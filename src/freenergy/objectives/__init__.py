@@ -1,8 +1,7 @@
-"""What training makes small: pure maths on numbers."""
+"""What training minimises: pure maths on numbers."""
 
 from freenergy.objectives.binary import BinaryNCE
-from freenergy.objectives.conditional import ConditionalNCE
 from freenergy.objectives.earm import EARM
 from freenergy.objectives.ranking import RankingNCE
 
-__all__ = ["EARM", "BinaryNCE", "ConditionalNCE", "RankingNCE"]
+__all__ = ["EARM", "BinaryNCE", "RankingNCE"]

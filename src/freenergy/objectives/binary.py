@@ -1,9 +1,10 @@
-"""Binary noise-contrastive estimation: tell the datum from the noise.
+"""Binary noise-contrastive estimation: classify data against noise.
 
-    loss = − mean log σ(s⁺ − log ν) − ν · mean log σ(log ν − s⁻),        s = log P_LM − E − log noise
+    loss = − mean log σ(s⁺ − log ν) − ν · mean log σ(log ν − s⁻),        s = log_score − log_noise
 
-ν is how many times as much noise as data there is; ν = 1 is Eq. 3 of Deng et al. (2020). The minimum over all functions
-is at E = log P_LM − log P_data: the model learns to be normalised by itself.
+ν is the ratio of noise to data. The minimum over all functions is at log_score = log P_data, so the model learns to be
+normalised by itself. ν = 1 is Eq. 3 of Deng et al. (2020); ν = K, the number of negatives per datum, is the conditional
+noise-contrastive estimation of section 4.1.3 of Ou (2024).
 """
 
 import math
@@ -20,19 +21,28 @@ from freenergy.objectives.metrics import metrics, share_above
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinaryNCE:
-    """Logistic regression of data against noise."""
+    """Logistic regression of data against noise.
 
-    kind: Literal["binary"] = "binary"
+    ``kind = "conditional"`` is an alias for the noise ratio K of each batch, whatever K is.
+    """
+
+    kind: Literal["binary", "conditional"] = "binary"
     noise_ratio: float = 1.0  # ν
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_ratio < math.inf:
             raise UserError(f"noise_ratio is {self.noise_ratio}: set it above 0 (1 weighs data and noise alike)")
+        if self.kind == "conditional" and self.noise_ratio != 1:
+            raise UserError(
+                f'noise_ratio is {self.noise_ratio}, but kind = "conditional" sets it to the number of negatives: '
+                'leave noise_ratio out, or set kind = "binary"'
+            )
 
     def __call__(self, data: Scores, negatives: Scores) -> Loss:
-        """Data [B, 1] against negatives [B, K]."""
-        nu, log_nu = self.noise_ratio, math.log(self.noise_ratio)
+        """Returns the loss of data [B, 1] against negatives [B, K]."""
         positive, negative = data.logit, negatives.logit
+        nu = self.noise_ratio if self.kind == "binary" else float(negative.shape[1])
+        log_nu = math.log(nu)
         value = -logsigmoid(positive - log_nu).mean() - nu * logsigmoid(log_nu - negative).mean()
         right_data, right_noise = share_above(positive, log_nu), 1 - share_above(negative, log_nu)
         return Loss(value, metrics(data, negatives, right_data, right_noise))

@@ -1,16 +1,18 @@
-"""What a person wants to know beside a loss, alike for every objective.
+"""Metrics that are reported with a loss, the same for every objective.
 
-    accuracy = share of verdicts that are right, a tie counting one half: so a model that knows nothing has 0.5
+    accuracy = share of correct decisions, a tie counting one half, so that a model that knows nothing has 0.5
 
-``certified_gain`` is over the law of the negatives, with n = K + 1 candidates, in nats a sequence.
+``energy_data`` and ``energy_noise`` are means of −log_score. ``certified_gain`` is the gain over the law of the
+negatives, with n = K + 1 candidates, in nats per sequence.
 """
+
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.roles import Scores
-from freenergy.partition.certificate import certified_gain
 
 
 def share_above(values: Float[Tensor, "*shape"], threshold: Float[Tensor, "*other"] | float) -> float:
@@ -21,12 +23,14 @@ def share_above(values: Float[Tensor, "*shape"], threshold: Float[Tensor, "*othe
 @torch.no_grad()
 def metrics(data: Scores, negatives: Scores, accuracy_data: float, accuracy_noise: float) -> dict[str, float]:
     """The metrics of one batch."""
-    energies = torch.cat([data.energy, negatives.energy], dim=1).double()
+    energies = -torch.cat([data.log_score, negatives.log_score], dim=1).double()
+    logits = torch.cat([data.logit, negatives.logit], dim=1)
+    gain = logits[:, 0] - logits.logsumexp(1) + math.log(logits.shape[1])  # ``partition.certificate``, of these n
     return {
         "accuracy_data": accuracy_data,
         "accuracy_noise": accuracy_noise,
-        "energy_data": data.energy.double().mean().item(),
-        "energy_noise": negatives.energy.double().mean().item(),
+        "energy_data": energies[:, :1].mean().item(),
+        "energy_noise": energies[:, 1:].mean().item(),
         "spread": energies.std(correction=0).item(),
-        "certified_gain": certified_gain(-data.logit, -negatives.logit).mean().item(),
+        "certified_gain": gain.mean().item(),
     }

@@ -33,7 +33,7 @@ from freenergy.energies.settings import (
 )
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
-from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.objectives import EARM, BinaryNCE, RankingNCE
 from freenergy.recipes.errors import Complaints
 from freenergy.recipes.experiment.plan import Experiment
 from freenergy.recipes.experiment.settings import Base, Continued, LanguageSubject, Row, Study
@@ -129,7 +129,7 @@ _TEACHING: tuple[type, ...] = (
 _SECTIONS: tuple[type, ...] = (
     Recipe, *_TEACHING, TrainedBase, NgramBase, PretrainedBase, RemoteBase, EvaluationSettings, NegativeSettings,
     BaseNegatives, InfilledNegatives, UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, LogitsEnergy,
-    SavedEnergy, ProductEnergy, EnergyTraining, BinaryNCE, RankingNCE, ConditionalNCE, LongerBaseline, BalmBaseline,
+    SavedEnergy, ProductEnergy, EnergyTraining, BinaryNCE, RankingNCE, LongerBaseline, BalmBaseline,
     RalmBaseline, LocalBaseline,
 )  # fmt: skip
 _OF_EXPERIMENTS: tuple[type, ...] = (

@@ -3,7 +3,7 @@
 from freenergy.energies.settings import BitEnergy, ProductEnergy
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
-from freenergy.objectives import BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.objectives import BinaryNCE, RankingNCE
 from freenergy.recipes import Run
 from freenergy.recipes.load import Recipe
 
@@ -93,18 +93,18 @@ def methods(recipe: Recipe) -> dict[str, str]:
         return used
     used["deng2020residual"] = "the residual energy, and the upper and lower estimates of perplexity"
     match recipe.training.objective:
+        case BinaryNCE(kind="conditional"):
+            used["ma2018nce"] = "the objective: noise-contrastive estimation of conditional models"
         case BinaryNCE():
             used["gutmann2010nce"] = "the objective: binary noise-contrastive estimation"
         case RankingNCE():
             used["gutmann2010nce"] = "noise-contrastive estimation"
             used["ma2018nce"] = "the objective: its ranking form, for conditional models"
-        case ConditionalNCE():
-            used["ma2018nce"] = "the objective: noise-contrastive estimation of conditional models"
     parts = recipe.energy.parts if isinstance(recipe.energy, ProductEnergy) else (recipe.energy,)
     infilled = any(isinstance(source, InfilledNegatives) for source in recipe.negatives.sources)
     if infilled or any(isinstance(part, BitEnergy) and part.start != "base" for part in parts):
         used["devlin2019bert"] = "masked language models"
-    if infilled or isinstance(recipe.training.objective, ConditionalNCE) or len(parts) > 1:
+    if infilled or recipe.training.objective.kind == "conditional" or len(parts) > 1:
         used["ou2024energy"] = "products of energies, conditional and infilled noise"
     used["nowozin2018debiasing"] = "Eq. 4 and the jackknife estimate of log Z"
     used["lawson2019energy"] = "the certificate: the law that resampling induces"

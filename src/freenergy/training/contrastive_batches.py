@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import NegativeSource
+from freenergy.core.roles import NegativeSource, Scores
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Windows
 from freenergy.noise.store import NegativeStore
@@ -52,6 +52,14 @@ class Batch:
     index: Int[Tensor, " batch"]
     columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
     log_base: Float[Tensor, "batch num"] | None = None  # log P_LM of the whole negatives, where they are whole
+
+
+def scores_of(
+    E: Float[Tensor, "B candidates"], log_ratio: Float[Tensor, "B candidates"] | None = None
+) -> tuple[Scores, Scores]:
+    """Returns the scores of data (the first column) and of negatives; ``log_ratio`` is log noise − log P_LM."""
+    ratios = (None, None) if log_ratio is None else (log_ratio[:, :1], log_ratio[:, 1:])
+    return Scores.relative(E[:, :1], ratios[0]), Scores.relative(E[:, 1:], ratios[1])
 
 
 def cuts(length: int, num: int) -> tuple[int, ...]:

@@ -24,9 +24,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import Objective, Scores
+from freenergy.core.roles import Objective
 from freenergy.energies.features import FeatureEnergy
 from freenergy.partition.certificate import certified_gain
+from freenergy.training.contrastive_batches import scores_of
 from freenergy.training.feature_chunks import Pieces, laid_flat
 
 # [M, 1 + K, F] in pieces, or of the data [M, 1, F] and of the negatives [M, K, F]
@@ -231,7 +232,7 @@ class _Problem:
 
     def _loss(self, energy: Float[Tensor, "chunk candidates"]) -> Float[Tensor, ""]:
         """The part of the objective that these windows have."""
-        return self.objective(Scores(energy[:, :1]), Scores(energy[:, 1:])).value * (len(energy) / self.rows)
+        return self.objective(*scores_of(energy)).value * (len(energy) / self.rows)
 
     def _value_at(self, constant: float) -> float:
         """The objective where every energy is the offset and a constant."""

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Loss, Objective, Scores
+from freenergy.core.roles import Loss, Objective
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_parts, energies_of
 from freenergy.energies.log_ratio import LogRatio
 from freenergy.partition import certified_gain
-from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts
+from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts, scores_of
 from freenergy.training.epoch_order import Shuffled
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step
@@ -115,7 +115,7 @@ class EnergyTask:
         batch = self._cut(self.train.batch(self._index(step, micro), self.settings.negatives, rng), rng)
         known = {} if self.base is None else self.base.of(batch)
         E = energies_of(self.module, batch.x, where=f"the batch of step {step}", known=known).double()
-        found = self.objective(*_scores(E if self.offset is None else E + self.offset.of(batch).to(E)))
+        found = self.objective(*scores_of(E if self.offset is None else E + self.offset.of(batch).to(E)))
         if not self.settings.energy_l2:
             return found
         return Loss(found.value + self.settings.energy_l2 * (E**2).mean(), found.metrics)
@@ -136,13 +136,9 @@ class EnergyTask:
         return Batch(cut(batch.x, self.cuts[which]), index, batch.columns, batch.log_base if is_whole else None)
 
 
-def _scores(E: Float[Tensor, "B N"]) -> tuple[Scores, Scores]:
-    return Scores(E[:, :1]), Scores(E[:, 1:])
-
-
 def validation_of(E: Float[Tensor, "B N"], objective: Objective) -> Validation:
     """What held-out energies say; the datum is in the first column."""
-    data, negatives = _scores(E)
+    data, negatives = scores_of(E)
     gains = certified_gain(E[:, :1], E[:, 1:])
     error = gains.std().item() / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
     metrics = objective(data, negatives).metrics

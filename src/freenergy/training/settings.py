@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from freenergy.core.errors import UserError
-from freenergy.objectives import EARM, BinaryNCE, ConditionalNCE, RankingNCE
+from freenergy.objectives import EARM, BinaryNCE, RankingNCE
 from freenergy.training.lm_loss import ScheduledSampling, Teaching
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -122,7 +122,7 @@ class EnergyTraining:
     whole one among them.
     """
 
-    objective: BinaryNCE | RankingNCE | ConditionalNCE = field(default_factory=RankingNCE)
+    objective: BinaryNCE | RankingNCE = field(default_factory=RankingNCE)
     negatives: int = 4  # of each prefix, in one step of a network
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)  # tried for linear energies
     energy_l2: float = 0.0  # λ of λ·E², for networks

@@ -168,6 +168,8 @@ class OneHot(FeatureEnergy):
 class Weighted:
     """Binary NCE with exact expectations: a row is one string of one cut, weighted as datum and as noise."""
 
+    kind = "weighted"
+
     def __init__(self, data, noise):
         self.data, self.noise = data, noise
 
@@ -260,7 +262,7 @@ def test_a_network_learns_at_a_random_cut_on_top_of_what_the_others_say_there(wo
         seen.add(batch.x.tokens.shape[2])
         own = own_energies(done, batch.x)
         torch.testing.assert_close(offset.of(batch), own, atol=1e-5, rtol=0)
-        wanted = RankingNCE()(Scores(own[:, :1]), Scores(own[:, 1:])).value.item()
+        wanted = RankingNCE()(Scores.relative(own[:, :1]), Scores.relative(own[:, 1:])).value.item()
         assert task.loss(step, 0, rng).value.item() == pytest.approx(wanted, abs=1e-5)
     assert seen == {1, 2, 3}
     assert task.validate().value == validation_of(held_out, RankingNCE()).value  # whole continuations
@@ -307,7 +309,7 @@ def mean_loss(this, energy, length):
     store = NegativeStore.open(this.stage("negatives") / "train", stored_identity(this, corpus, "train"))
     contrast = StoredContrast(corpus.windows("train"), store)
     E = own_energies(energy, cut(contrast.all(torch.arange(len(contrast))), length)).detach()
-    return RankingNCE()(Scores(E[:, :1]), Scores(E[:, 1:])).value.item()
+    return RankingNCE()(Scores.relative(E[:, :1]), Scores.relative(E[:, 1:])).value.item()
 
 
 @pytest.mark.slow
