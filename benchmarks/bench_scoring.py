@@ -10,6 +10,7 @@ from functools import partial
 
 import measuring
 import torch
+from freenergy.samplers.candidates import weigh
 from transformers import AutoModel, BertConfig, LlamaConfig
 
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Scores, Sequences, SequenceSpace
@@ -20,7 +21,6 @@ from freenergy.energies.int8 import int8_error, quantised
 from freenergy.energies.probe import Probe
 from freenergy.energies.settings import BitEnergy, ProbeEnergy
 from freenergy.lm.presets import build, set_dropout
-from freenergy.samplers.candidates import weigh
 
 PREFIX, LENGTH, VOCABULARY, AT_ONCE = 120, 40, 30_522, 32
 SIZES = {"6 × 384": (6, 384, 12), "BERT-base": (12, 768, 12)}

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from freenergy.samplers.candidates import propose
 from scipy.stats import t as student
 
 from freenergy import Rng, Sequences, load
 from freenergy.corpus import Corpus
-from freenergy.samplers.candidates import propose
 from freenergy.samplers.particles import run_island
 
 ROWS = 128  # particles in the machine at once

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from freenergy.samplers.candidates import Candidates
 
 import freenergy.web.playground as playground
 from freenergy import Sequences, Truncation, UserError
 from freenergy.core.sequences import Continuations
 from freenergy.energies.prefix_energies import energies_of_beginnings
-from freenergy.samplers.candidates import Candidates
 from freenergy.web.app import create_app
 from freenergy.web.engine import Engine
 from freenergy.web.settings import Limits, ServerSettings

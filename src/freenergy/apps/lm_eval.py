@@ -23,9 +23,8 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.tokenize_pair import join
-from freenergy.models.draw_with_energy import draw_with_energy
+from freenergy.models.residual import no_energy
 from freenergy.recipes import load, load_base
-from freenergy.samplers.plain import no_energy
 from freenergy.text.model import RECORD, ResidualModel
 
 _LOG = logging.getLogger(__name__)
@@ -68,8 +67,8 @@ class TextModel:
         )
         tokens = self._fitting(self.tokenizer.encode(context), space.length)
         contexts, stream = Sequences.from_lists([tokens]), rng.child("draws")
-        draws, energy = draw_with_energy(self.joint.base, self.joint.energy, contexts, self.n, space, stream)
-        chosen = int(rng.child("choice").categorical(-energy).item())
+        draws = self.joint.residual.propose(contexts, self.n, space, stream, batch_size=self.n, allow_inf=False)
+        chosen = int(rng.child("choice").categorical(draws.log_weight).item())
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
 
     def _fitting(self, context: list[int], length: int) -> list[int]:

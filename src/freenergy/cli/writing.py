@@ -47,8 +47,8 @@ def sample(
     effective: Annotated[float | None, typer.Option(help="Stop drawing when so many candidates are effective.")] = None,
     distinct: Annotated[bool, typer.Option("--distinct", help="No text twice: choose without replacement.")] = False,
     target: Annotated[
-        Literal["restricted", "joint"],
-        typer.Option(help="The joint model restricted to the truncated base, or the joint model itself."),
+        Literal["restricted", "model"],
+        typer.Option(help="The residual model restricted to the truncated base, or the residual model itself."),
     ] = "restricted",
     method: Annotated[Method, typer.Option(help="How to sample; see docs/writing.md.")] = Method.resampling,
     bound: Annotated[float | None, typer.Option(help="For rejection: no log-weight is above it.")] = None,
@@ -80,11 +80,11 @@ def sample(
         raise UserError("--prefix and --prefixes were given: give one of them")
     _check_used(method, distinct=distinct, effective=effective, bound=bound, truncation=truncation)
     joint = open_writer(run_folder)
-    how: dict[str, Any] = {"num": num, "truncation": truncation, "target": target}
+    how: dict[str, Any] = {"truncation": truncation, "law": target}
     if method is Method.resampling:
         how |= {"candidates": candidates, "effective": effective, "replacement": not distinct}
     sampler = _sampler(joint, method, how, candidates, completions, bound, within)
-    writing = Writing(sampler=sampler, chunks=chunks, look_ahead=look_ahead, max_context=joint.max_context)
+    writing = Writing(sampler=sampler, num=num, chunks=chunks, look_ahead=look_ahead, max_context=joint.max_context)
     task = Task.of(joint, run_folder, prefix if prefixes is None else prefixes, length, seed, writing)
     failed = _to_file(task, out, keep, as_json) if out is not None else _to_stdout(task, keep, as_json)
     if failed:
@@ -124,7 +124,7 @@ def _sampler(
     from freenergy.recipes.writing import has_energy
 
     if method is Method.base or not has_energy(joint):
-        return samplers.Plain(num=how["num"], truncation=how["truncation"])
+        return samplers.Plain(truncation=how["truncation"])
     match method:
         case Method.rejection:
             if bound is None:
@@ -138,7 +138,7 @@ def _sampler(
             return samplers.Sequential(particles=candidates, **how)
         case Method.autoregressive:
             k = how["truncation"].top_k or 10
-            return samplers.Autoregressive(num=how["num"], top_k=k, completions=completions, target=how["target"])
+            return samplers.Autoregressive(top_k=k, completions=completions, law=how["law"])
     return samplers.Resampling(**how)
 
 

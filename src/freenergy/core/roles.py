@@ -8,8 +8,8 @@ plays the role, and ``freenergy.testing`` checks that it plays it well.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, final, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -140,6 +140,48 @@ class Energy(Protocol):
     def __call__(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """The energy of each continuation."""
         ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A density of continuations, known up to a constant per context."""
+
+    def log_score(self, x: Continuations) -> Float[Tensor, "batch num"]:
+        """log P(x | c) + log Z(c), with gradients where the model has weights to train."""
+        ...
+
+
+M = TypeVar("M", bound=Model, covariant=True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target(Generic[M]):
+    """What is sampled and summed: P(x | c) ∝ exp(log_score(c, x)) for each context c, x in a space.
+
+    ``proposal`` is what draws are made from where the model has no base of its own.
+    """
+
+    model: M
+    contexts: Sequences
+    space: SequenceSpace
+    proposal: LanguageModel | None = None
+
+    def __len__(self) -> int:
+        """Return the number of contexts."""
+        return len(self.contexts)
+
+    def __getitem__(self, rows: slice | Tensor) -> "Target[M]":
+        """Select contexts."""
+        return replace(self, contexts=self.contexts[rows])
+
+    def after(self, contexts: Sequences) -> "Target[M]":
+        """Return the same target given other contexts."""
+        return replace(self, contexts=contexts)
+
+    def within(self, space: SequenceSpace) -> "Target[M]":
+        """Return the same target on another space."""
+        return replace(self, space=space)
 
 
 @final

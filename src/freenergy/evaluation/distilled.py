@@ -23,7 +23,7 @@ from freenergy.partition import certified_gain, log_partition
 from freenergy.training.distil import Distances, distances
 
 
-class Scored(NamedTuple):
+class PolicyScores(NamedTuple):
     """W windows with m strings each, the true one first, under both models."""
 
     log_base: Float[Tensor, "W m"]
@@ -36,9 +36,9 @@ class Scored(NamedTuple):
         return self.log_base - self.energy
 
 
-def divergences(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str, Any]:
+def divergences(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts) -> dict[str, Any]:
     """KL and total variation to P, of the base and of the policy, from the draws of both."""
-    both = Scored(*(torch.cat([a[:, 1:], b[:, 1:]], dim=1) for a, b in zip(of_base, of_policy, strict=True)))
+    both = PolicyScores(*(torch.cat([a[:, 1:], b[:, 1:]], dim=1) for a, b in zip(of_base, of_policy, strict=True)))
     n, m = of_base.energy.shape[1] - 1, of_policy.energy.shape[1] - 1
     of_mixture = torch.logaddexp(both.log_base + math.log(n / (n + m)), both.log_pi + math.log(m / (n + m)))
     before, after = (distances(log_m, both.log_score, of_mixture) for log_m in (both.log_base, both.log_pi))
@@ -55,7 +55,7 @@ def divergences(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str,
     return told | {"draws": n + m, "ess": _mean(Z.ess, counts), "verdict": Z.verdict()}
 
 
-def as_candidates(of_base: Scored, of_policy: Scored, counts: Counts) -> dict[str, Any]:
+def as_candidates(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts) -> dict[str, Any]:
     """What as many draws of either model do for resampling from P."""
     k = min(of_base.energy.shape[1], of_policy.energy.shape[1]) - 1
     laws = {"base": (of_base, of_base.log_base), "distilled": (of_policy, of_policy.log_pi)}

@@ -20,7 +20,6 @@ from freenergy.corpus import Tokenizer
 from freenergy.evaluation.certified import JointReport, WindowNumbers, check_draws, joint_report
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.scores import WindowScores
-from freenergy.models.draw_with_energy import draw_with_energy
 from freenergy.partition.exact import check_in_space
 from freenergy.text.model import ResidualModel
 
@@ -95,12 +94,12 @@ def _score(
     truncation: Truncation,
 ) -> WindowScores:
     """The scores of one window, its own text first; of the draws their numbers are kept, and not their texts."""
-    of_data = model.scores(x)
+    of_data = model.scored(x)
     parts = [[of_data.log_base, of_data.energy, x.lengths, log_proposal_of(model.base, x, truncation)]]
     for first in range(0, count, _BATCH_SIZE):
         num, stream = min(_BATCH_SIZE, count - first), rng.shift(candidates=first)
-        draws, energy = draw_with_energy(model.base, model.energy, x.contexts, num, space, stream, truncation)
-        parts.append([draws.log_base, energy, draws.x.lengths, draws.log_proposal])
+        draws = model.residual.propose(x.contexts, num, space, stream, truncation=truncation, allow_inf=False)
+        parts.append([draws.log_base, draws.energy, draws.x.lengths, draws.log_proposal])
     log_base, energy, lengths, log_proposal = (
         torch.cat([values.double().cpu() for values in column], dim=1) for column in zip(*parts, strict=True)
     )

@@ -19,15 +19,14 @@ from torch import Tensor
 from freenergy.core.files import atomic_write, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
 from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.evaluation.perplexity import measured_percent, ratio
+from freenergy.models.residual import Residual
 from freenergy.partition import step_log_probs
 
 
 def by_position(
-    lm: LanguageModel,
-    energy: Energy,
+    model: Residual,
     x: Continuations,
     documents: Integer[np.ndarray, " B"],
     space: SequenceSpace,
@@ -40,7 +39,7 @@ def by_position(
     steps = []
     with progress.track("gain by position", x.shape[0], "windows") as advance:
         for b in range(x.shape[0]):
-            write_position(lm, energy, x[b : b + 1], space, draws, position_path(folder, b), rng.child(b))
+            write_position(model, x[b : b + 1], space, draws, position_path(folder, b), rng.child(b))
             steps.append(read_tensors(position_path(folder, b)))
             advance(1)
     longest = max((len(found["base"]) for found in steps), default=0)
@@ -52,23 +51,21 @@ def position_path(folder: Path, b: int) -> Path:
     return folder / f"{b:05d}.safetensors"
 
 
-def write_position(
-    lm: LanguageModel, energy: Energy, x: Continuations, space: SequenceSpace, draws: int, path: Path, rng: Rng
-) -> None:
+def write_position(model: Residual, x: Continuations, space: SequenceSpace, draws: int, path: Path, rng: Rng) -> None:
     """The steps of one window, unless they are there."""
     if not path.is_file():
-        found = _steps(lm, energy, x, space, draws, rng)
+        found = _steps(model, x, space, draws, rng)
         with atomic_write(path) as aside:
             save_file(found, aside)
 
 
 def _steps(
-    lm: LanguageModel, energy: Energy, x: Continuations, space: SequenceSpace, draws: int, rng: Rng
+    model: Residual, x: Continuations, space: SequenceSpace, draws: int, rng: Rng
 ) -> dict[str, Float[Tensor, " length"]]:
     """log P_LM and log P of each token of one continuation."""
     # exact at the last place where all tokens of the vocabulary cost no more than the draws of the other places
-    exact_last = lm.vocab_size <= space.length * draws
-    found = step_log_probs(lm, energy, x, space, rng, draws=draws, exact_last=exact_last)
+    exact_last = model.base.vocab_size <= space.length * draws
+    found = step_log_probs(model, x, space, rng, draws=draws, exact_last=exact_last)
     return {"base": found.log_base[found.mask], "joint": found.estimate[found.mask]}
 
 

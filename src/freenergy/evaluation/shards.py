@@ -16,6 +16,7 @@ from freenergy.evaluation.layout import log_probs_folder, positions_folder, scor
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, scores_path, write_log_probs, write_scores
 from freenergy.evaluation.summary import JointSubject, Subject, score_cache
+from freenergy.models.residual import Residual
 
 Item = tuple[Any, ...]
 
@@ -65,7 +66,7 @@ class EvaluationShards:
         x = self.subject.windows.continuations(joint.store.rows[b : b + 1].numpy())
         space, path = self.subject.corpus.space, position_path(positions_folder(self.folder), b)
         rng = self.rng.child("positions").child(b)
-        write_position(self.subject.lm, joint.energy, x, space, joint.position_draws, path, rng)
+        write_position(Residual(self.subject.lm, joint.energy), x, space, joint.position_draws, path, rng)
 
     def _scores(self) -> Iterator[Item]:
         for k, chunk in enumerate(self.cache.chunks() if self.cache is not None else []):

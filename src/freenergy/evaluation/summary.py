@@ -32,6 +32,7 @@ from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.scores import WindowScores, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
+from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
@@ -143,8 +144,7 @@ def _positions(
         return []
     first = joint.store.rows[: joint.position_windows].numpy()
     return by_position(
-        subject.lm,
-        joint.energy,
+        Residual(subject.lm, joint.energy),
         subject.windows.continuations(first),
         subject.windows.documents[first],
         subject.corpus.space,

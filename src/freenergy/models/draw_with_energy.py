@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.scored import equal_strings, first_of_each
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.energies.call import energies_in_parts, energies_of
 from freenergy.energies.probe import Probe
@@ -77,21 +78,6 @@ class Split:
         return energy
 
 
-def draw_with_energy(
-    base: LanguageModel,
-    energy: Energy,
-    contexts: Sequences,
-    num: int,
-    space: SequenceSpace,
-    rng: Rng,
-    truncation: Truncation = ANCESTRAL,
-) -> tuple[Draws, Float[Tensor, "B N"]]:
-    """``num`` draws of each context and E of each, float64 on the CPU."""
-    split = Split.of(energy, base)
-    draws, known = split.draw(base, contexts, num, space, rng, truncation)
-    return draws, known + split.rest(draws.x)
-
-
 def energies_of_distinct(
     energy: Energy, x: Continuations, *, rows: int = 256, allow_inf: bool = False
 ) -> Float[Tensor, "B N"]:
@@ -102,19 +88,6 @@ def energies_of_distinct(
         read = energies_in_parts(energy, x[b : b + 1].candidates(places), rows=rows, allow_inf=allow_inf)[0]
         E[b] = torch.zeros_like(read).scatter(0, which[places], read)[which]
     return E
-
-
-def equal_strings(x: Continuations) -> list[Int[Tensor, " num"]]:
-    """For each context which of its different strings every continuation is."""
-    tokens = x.tokens.cpu().masked_fill(~x.mask.cpu(), -1)
-    return [torch.unique(row, dim=0, return_inverse=True)[1] for row in tokens]
-
-
-def first_of_each(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:
-    """True at the first place of every number 0, 1, …"""
-    num = len(which)
-    places = torch.full((num,), num).scatter_reduce(0, which, torch.arange(num), "amin")
-    return torch.zeros(num, dtype=torch.bool).scatter(0, places[places < num], True)
 
 
 def _parts(energy: Energy, scale: float) -> Iterator[tuple[float, Energy]]:

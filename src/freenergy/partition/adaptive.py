@@ -15,8 +15,8 @@ from typing import final
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
-from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.core.roles import Model, Target
+from freenergy.models.residual import Residual, relative_to_base
 from freenergy.partition.drawing import Drawing, ancestral, log_weights
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.weights import WeightSums
@@ -41,39 +41,26 @@ class StoppingRule:
 
 
 def estimate_log_partition(
-    base: LanguageModel,
-    energy: Energy,
-    contexts: Sequences,
-    space: SequenceSpace,
+    target: Target[Model],
     rng: Rng,
     *,
     until: StoppingRule = StoppingRule(),  # noqa: B008 (frozen)
     draw: Drawing = ancestral,
 ) -> LogPartition:
-    """log Z of each context, from as many draws as it needs; ``draws`` of the answer says how many those were."""
-    if not len(contexts):
+    """Estimate log Z of each context from as many draws as it needs; ``draws`` of the answer says how many."""
+    if not len(target):
         raise UserError("log Z of no contexts was asked for: give at least one")
-    streams = [rng.shift(contexts=b) for b in range(len(contexts))]
-    rows = [contexts[b : b + 1] for b in range(len(contexts))]
-    return LogPartition.cat(
-        [_one(base, energy, row, space, stream, until, draw) for row, stream in zip(rows, streams, strict=True)]
-    )
+    own = relative_to_base(target)
+    return LogPartition.cat([_one(own[b : b + 1], rng.shift(contexts=b), until, draw) for b in range(len(target))])
 
 
-def _one(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    space: SequenceSpace,
-    rng: Rng,
-    until: StoppingRule,
-    draw: Drawing,
-) -> LogPartition:
+def _one(target: Target[Residual], rng: Rng, until: StoppingRule, draw: Drawing) -> LogPartition:
+    model = target.model
     sums = WeightSums.empty(1)
     while True:
         num = min(until.batch, until.budget - sums.n)
-        drawn = draw(base, context, num, space, rng.shift(candidates=sums.n))
-        sums.add(log_weights(energy, drawn))
+        drawn = draw(model.base, target.contexts, num, target.space, rng.shift(candidates=sums.n))
+        sums.add(log_weights(model.energy, drawn))
         if sums.n < 2:
             continue
         found = sums.log_partition()

@@ -12,40 +12,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.roles import LanguageModel, Model, Target
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.lm.stepping import started
+from freenergy.models.residual import residual_of
 from freenergy.partition.drawing import WeightedDraws, log_weights
 
 _ROWS = 4096
 
 
-def exact_log_partition(
-    base: LanguageModel, energy: Energy, contexts: Sequences, space: SequenceSpace
-) -> Float[Tensor, " B"]:
+def exact_log_partition(target: Target[Model]) -> Float[Tensor, " B"]:
     """log Z of each context, where the space is small enough to enumerate; float64."""
-    heads = torch.zeros(len(contexts), 0, dtype=torch.long)
-    return exact_after(base, energy, contexts, heads, space)
+    return exact_after(target, torch.zeros(len(target), 0, dtype=torch.long))
 
 
 @torch.no_grad()
-def exact_after(
-    base: LanguageModel, energy: Energy, contexts: Sequences, heads: Int[Tensor, "B t"], space: SequenceSpace
-) -> Float[Tensor, " B"]:
-    """log Z of what may follow ``heads``; ``space`` holds the endings."""
+def exact_after(target: Target[Model], heads: Int[Tensor, "B t"]) -> Float[Tensor, " B"]:
+    """log Z of what may follow ``heads``; the target's space holds the endings."""
+    model, contexts, space = residual_of(target), target.contexts, target.space
     strings, B = space.enumerate(), len(contexts)
-    read = after(contexts, heads, base.eos)
+    read = after(contexts, heads, model.base.eos)
     total = torch.full((B,), -torch.inf, dtype=torch.float64)
     for some in (strings[i : i + _ROWS] for i in range(0, len(strings), _ROWS)):
         tokens, lengths = some.tokens.expand(B, *some.tokens.shape), some.lengths.expand(B, -1)
         x = Continuations(read, tokens, lengths)
-        each = WeightedDraws(completed(contexts, heads, x), _log_base(base, x, space))
-        total = torch.logaddexp(total, log_weights(energy, each).logsumexp(1))
+        each = WeightedDraws(completed(contexts, heads, x), _log_base(model.base, x, space))
+        total = torch.logaddexp(total, log_weights(model.energy, each).logsumexp(1))
     return total
 
 
 def check_in_space(x: Continuations, space: SequenceSpace) -> None:
-    """Refuse continuations that Z does not sum over: they have no probability under the joint model."""
+    """Refuse continuations that Z does not sum over: they have no probability under the model."""
     for tokens in (string for row in x.lists() for string in row):
         is_ended = space.eos is not None and tokens[-1:] == [space.eos] and len(tokens) < space.length
         if len(tokens) != space.length and not is_ended:

@@ -29,8 +29,9 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.models.residual import Residual, residual_of
 from freenergy.partition.drawing import FirstGiven, WeightedDraws, log_weights
 from freenergy.partition.exact import after, completed, exact_after
 from freenergy.partition.weights import log_partition
@@ -109,11 +110,8 @@ class _Strata:
 
 @torch.no_grad()
 def next_token(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
+    target: Target[Model],
     head: Sequence[int],
-    space: SequenceSpace,
     rng: Rng,
     *,
     top_k: int = 10,
@@ -123,24 +121,26 @@ def next_token(
 ) -> NextToken:
     """P(v | c, h) of the ``top_k`` likeliest tokens after the one context and the head, from ``completions`` of each.
 
-    ``space`` holds whole texts. Without completions all endings are summed over.
+    The target's space holds whole texts. Without completions all endings are summed over.
     """
+    context, space = target.contexts, target.space
     _check(context, head, space, top_k, completions)
-    heads, left = _as_heads(head), replace(space, length=space.length - len(head))
-    log_p = base.next_log_probs(after(context, heads, base.eos))[0].double().cpu()
+    model, heads = residual_of(target), _as_heads(head)
+    left = Target(model, context, replace(space, length=space.length - len(head)))
+    log_p = model.base.next_log_probs(after(context, heads, model.base.eos))[0].double().cpu()
     order = log_p.argsort(descending=True, stable=True)[: int((log_p > -torch.inf).sum())]
     top, tail = order[:top_k], order[top_k:]
     log_mass = torch.cat([log_p[top], log_p[tail].logsumexp(0, keepdim=True)])[: len(top) + bool(len(tail))]
-    is_exact = completions is None or (exact_last and left.length == 1)
+    is_exact = completions is None or (exact_last and left.space.length == 1)
     if is_exact:
-        log_z = _summed(base, energy, context, heads, left, log_p)
+        log_z = _summed(left, heads, log_p)
         other = (log_p[tail] + log_z[tail]).logsumexp(0, keepdim=True) - log_mass[-1]
         strata = _Strata.exact(torch.cat([log_z[top], other])[: len(log_mass)])
     else:
         assert completions is not None
         first = _first_tokens(top, tail, log_p, completions, rng.child("other"))
         with progress.track("rolling out", first.numel(), "completions") as advance:
-            strata = _rolled_out(base, energy, context, head, first, left, rng.child("completions"), advance)
+            strata = _rolled_out(left, head, first, rng.child("completions"), advance)
     rows, k = _rows(top.tolist(), log_mass, strata), len(top)
     return NextToken(
         rows=tuple(rows[:k]),
@@ -152,21 +152,21 @@ def next_token(
 
 
 def first_given(
-    base: LanguageModel,
-    context: Sequences,
+    left: Target[Residual],
     head: Sequence[int],
     first: Int[Tensor, " N"],
-    left: SequenceSpace,
     rng: Rng,
     truncation: Truncation = ANCESTRAL,
 ) -> Draws:
-    """N continuations of the one context: head, first token, and an ending from the proposal, in ``left``.
+    """N continuations of the one context: head, first token, and an ending from the proposal.
+
+    ``left`` is the target with what is left of the space after the head.
 
     The log-probabilities are of what follows the head, the given token included.
     """
-    heads = _as_heads(head)
+    base, context, heads = left.model.base, left.contexts, _as_heads(head)
     given = FirstGiven(rng, first.unsqueeze(0))
-    draws = base.sample(after(context, heads, base.eos), len(first), left, given, truncation)
+    draws = base.sample(after(context, heads, base.eos), len(first), left.space, given, truncation)
     if not torch.equal(draws.x.tokens[0, :, 0].cpu(), first):
         raise UserError(
             f"{type(base).__name__} draws its tokens elsewhere, so the next token cannot be given to it: take a base "
@@ -187,20 +187,13 @@ def standard_errors(share: Float[Tensor, " S"], relative: Float[Tensor, " S"]) -
 
 
 def _rolled_out(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    head: Sequence[int],
-    first: Int[Tensor, "S m"],
-    left: SequenceSpace,
-    rng: Rng,
-    advance: Advance,
+    left: Target[Residual], head: Sequence[int], first: Int[Tensor, "S m"], rng: Rng, advance: Advance
 ) -> _Strata:
     """log Ẑ from drawn completions; only their weights are kept."""
     each, log_w, tokens = first.flatten(), [], 0
     for n in range(0, len(each), _ROWS):
-        x = first_given(base, context, head, each[n : n + _ROWS], left, rng.shift(candidates=n)).x
-        log_w.append(log_weights(energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0])
+        x = first_given(left, head, each[n : n + _ROWS], rng.shift(candidates=n)).x
+        log_w.append(log_weights(left.model.energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0])
         tokens += int(x.lengths.sum()) - x.shape[1] * (len(head) + 1)
         advance(x.shape[1])
     found = log_partition(torch.cat(log_w).view(first.shape))
@@ -213,26 +206,20 @@ def _rolled_out(
     )
 
 
-def _summed(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    heads: Int[Tensor, "1 t"],
-    left: SequenceSpace,
-    log_p: Float[Tensor, " V"],
-) -> Float[Tensor, " V"]:
+def _summed(target: Target[Residual], heads: Int[Tensor, "1 t"], log_p: Float[Tensor, " V"]) -> Float[Tensor, " V"]:
     """log Z(c, h v) of every token v, by summing over every ending."""
-    V, t = len(log_p), heads.shape[1]
+    context, left, V, t = target.contexts, target.space, len(log_p), heads.shape[1]
     grown = torch.cat([heads.expand(V, t), torch.arange(V).unsqueeze(1)], dim=1)
     ends = (grown[:, -1] == (-1 if left.eos is None else left.eos)) | (left.length == 1)
     log_z = torch.zeros(V, dtype=torch.float64)
     if ends.any():
         x = Continuations(context, grown[ends].unsqueeze(0), torch.full((1, int(ends.sum())), t + 1))
-        log_z[ends] = log_weights(energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0]
+        log_z[ends] = log_weights(target.model.energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0]
     if not ends.all():
         going = grown[~ends]
         contexts = Sequences(context.tokens.expand(len(going), -1), context.lengths.expand(len(going)))
-        log_z[~ends] = exact_after(base, energy, contexts, going, replace(left, length=left.length - 1))
+        rest = replace(left, length=left.length - 1)
+        log_z[~ends] = exact_after(Target(target.model, contexts, rest), going)
     return log_z
 
 

@@ -1,4 +1,4 @@
-"""The joint model token by token (Eq. 5 of Deng et al. 2020).
+"""The residual model token by token (Eq. 5 of Deng et al. 2020).
 
     log P(x_t | c, x_<t) = log P_LM(x_t | c, x_<t) + log Z(c, x_≤t) − log Z(c, x_<t)
     Z(c, x_≤t) = E over endings from P_LM of e^{−E(c, x)}:      Z(c, ·) at the start, e^{−E(c, x)} at the end
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.roles import Target
 from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.models.residual import Residual
 from freenergy.partition.distinct import distinct
 from freenergy.partition.drawing import WeightedDraws, log_weights, stratified
 from freenergy.partition.exact import after, check_in_space, completed, exact_after
@@ -42,8 +43,7 @@ class StepLogProbs:
 
 @torch.no_grad()
 def step_log_probs(
-    base: LanguageModel,
-    energy: Energy,
+    model: Residual,
     x: Continuations,
     space: SequenceSpace,
     rng: Rng,
@@ -62,17 +62,17 @@ def step_log_probs(
     log_base = torch.zeros(B, L, dtype=torch.float64)
     lower, upper = torch.zeros(B, L + 1, dtype=torch.float64), torch.zeros(B, L + 1, dtype=torch.float64)
     ends = torch.arange(L + 1) == lengths.unsqueeze(1)
-    lower[ends] = upper[ends] = -energy(x)[:, 0].double().cpu()
+    lower[ends] = upper[ends] = -model.energy(x)[:, 0].double().cpu()
     for t in range(int(lengths.max())):
         b = (lengths > t).nonzero().flatten()
         heads, left = tokens[b, :t], replace(space, length=space.length - t)
-        log_p = base.next_log_probs(after(contexts[b], heads, base.eos)).double().cpu()
+        log_p = model.base.next_log_probs(after(contexts[b], heads, model.base.eos)).double().cpu()
         log_base[b, t] = log_p.gather(1, tokens[b, t : t + 1])[:, 0]
         if draws is None or (exact_last and left.length == 1):
-            lower[b, t] = upper[b, t] = exact_after(base, energy, contexts[b], heads, left)
+            lower[b, t] = upper[b, t] = exact_after(Target(model, contexts[b], left), heads)
             continue
         given = at_start is not None and t == 0
-        weights = at_start if given else _endings(base, energy, x, b, heads, left, draws, rng.child("step", t))
+        weights = at_start if given else _endings(model, x, b, heads, left, draws, rng.child("step", t))
         assert weights is not None
         found = log_partition(weights)
         lower[b, t], upper[b, t] = found.lower, found.upper
@@ -80,8 +80,7 @@ def step_log_probs(
 
 
 def _endings(
-    base: LanguageModel,
-    energy: Energy,
+    model: Residual,
     x: Continuations,
     b: Int[Tensor, " going"],
     heads: Int[Tensor, "going t"],
@@ -95,8 +94,8 @@ def _endings(
     for some, head in zip(b.tensor_split(gaps), heads.tensor_split(gaps), strict=True):
         contexts = x.contexts[some]
         stream = rng.shift(contexts=int(some[0]))
-        drawn = draw(base, after(contexts, head, base.eos), draws, left, stream)
-        found.append(log_weights(energy, WeightedDraws(completed(contexts, head, drawn.x), drawn.log_factor)))
+        drawn = draw(model.base, after(contexts, head, model.base.eos), draws, left, stream)
+        found.append(log_weights(model.energy, WeightedDraws(completed(contexts, head, drawn.x), drawn.log_factor)))
     return torch.cat(found)
 
 

@@ -12,9 +12,9 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.lm.stepping import check_fits
+from freenergy.models.residual import no_energy
 from freenergy.recipes.open_run import load, load_base
 from freenergy.runs.run import Run
-from freenergy.samplers.plain import no_energy
 from freenergy.text.model import RECORD, ResidualModel
 from freenergy.text.texts import Texts
 from freenergy.text.write import OnChunk, Writing, stream

@@ -1,7 +1,6 @@
-"""x ~ P: writing with a joint model."""
+"""x ~ P: samplers of a target."""
 
 from freenergy.samplers.autoregressive import Autoregressive
-from freenergy.samplers.candidates import Candidates, Target, propose, weigh
 from freenergy.samplers.divergence import Divergence, divergence_curve
 from freenergy.samplers.metropolis import Metropolis
 from freenergy.samplers.plain import Plain
@@ -12,7 +11,6 @@ from freenergy.samplers.sequential import Sequential
 
 __all__ = [
     "Autoregressive",
-    "Candidates",
     "Divergence",
     "Metropolis",
     "Plain",
@@ -22,8 +20,5 @@ __all__ = [
     "Sampled",
     "Sampler",
     "Sequential",
-    "Target",
     "divergence_curve",
-    "propose",
-    "weigh",
 ]

@@ -8,7 +8,7 @@ A.1 may be read, the law would be that of no joint model: each step would count 
 So as m grows, or at once where one token is left, the steps are those of a joint model, and the text follows it:
 
     target "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the joint model
-    target "joint":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
+    target "model":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
 
 At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With y_j = q(v) w_j / Σ_u a_u, whose
 mean is P(v), Jensen's inequality over all completions but one bounds it from below, and so the distance from above:
@@ -34,71 +34,63 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel, Truncation
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.roles import Model, Target, Truncation
+from freenergy.core.scored import Law
+from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.models.residual import Residual, relative_to_base
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.partition.exact import after
 from freenergy.partition.next_token import first_given
-from freenergy.samplers.candidates import Target, weigh
-from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoregressive:
-    """``num`` texts, each token chosen among ``top_k`` by ``completions`` roll-outs of each."""
+    """Texts token by token, each token chosen among ``top_k`` by ``completions`` roll-outs of each."""
 
     top_k: int = 10
     completions: int = 16
-    num: int = 1
-    target: Target = "restricted"
+    law: Law = "restricted"
     batch_size: int = 128  # completions in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("top_k", "completions", "num", "batch_size"))
+        check_counts(self, ("top_k", "completions", "batch_size"))
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Write token by token."""
-        check_one(context)
-        cost = self.cost(space)
+        check_call(target, num)
+        own, L = relative_to_base(target), target.space.length
+        cost = self.cost(target.space, num)
         progress.say(
             f"token by token takes up to {cost:,} tokens of the base, as many as resampling among "
-            f"{max(1, cost // (self.num * space.length)):,} candidates"
+            f"{max(1, cost // (num * L)):,} candidates"
         )
-        with progress.track("writing", self.num * space.length, "tokens") as advance:
-            texts = [self._text(base, energy, context, space, rng.child("text", r), advance) for r in range(self.num)]
+        with progress.track("writing", num * L, "tokens") as advance:
+            texts = [self._text(own, rng.child("text", r), advance) for r in range(num)]
         return Sampled(
-            x=Continuations.from_lists(context.lists(), [[text.tokens for text in texts]]),
+            x=Continuations.from_lists(target.contexts.lists(), [[text.tokens for text in texts]]),
             log_base=torch.tensor([[text.log_base for text in texts]], dtype=torch.float64),
             energy=torch.tensor([[text.energy for text in texts]], dtype=torch.float64),
             method="autoregressive",
-            target=self.target,
-            distance=min(1.0, sum(text.distance for text in texts) / self.num),
+            law=self.law,
+            distance=min(1.0, sum(text.distance for text in texts) / num),
             is_estimated=True,
             base_tokens=sum(text.base_tokens for text in texts),
             notes=_notes(texts),
         )
 
-    def cost(self, space: SequenceSpace) -> int:
+    def cost(self, space: SequenceSpace, num: int = 1) -> int:
         """Tokens that the base draws, at most."""
         L = space.length
-        return self.num * min(self.top_k, space.vocab_size) * self.completions * L * (L - 1) // 2
+        return num * min(self.top_k, space.vocab_size) * self.completions * L * (L - 1) // 2
 
-    def _text(
-        self, base: LanguageModel, energy: Energy, context: Sequences, space: SequenceSpace, rng: Rng, advance: Advance
-    ) -> "_Text":
+    def _text(self, target: Target[Residual], rng: Rng, advance: Advance) -> "_Text":
         steps: list[_Step] = []
+        space = target.space
         for t in range(space.length):
             left, head = replace(space, length=space.length - t), [step.token for step in steps]
-            steps.append(self._step(base, energy, context, head, left, rng.child("step", t)))
+            steps.append(self._step(target.within(left), head, rng.child("step", t)))
             advance(1)
             if steps[-1].token == space.eos:
                 break
@@ -111,23 +103,16 @@ class Autoregressive:
             uneven=sum(step.is_uneven for step in steps),
         )
 
-    def _step(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        head: Sequence[int],
-        left: SequenceSpace,
-        rng: Rng,
-    ) -> "_Step":
-        """Choose one token."""
-        read = after(context, torch.tensor([list(head)], dtype=torch.long), base.eos)
+    def _step(self, left: Target[Residual], head: Sequence[int], rng: Rng) -> "_Step":
+        """Choose one token; ``left`` is the target with what is left of the space."""
+        base = left.model.base
+        read = after(left.contexts, torch.tensor([list(head)], dtype=torch.long), base.eos)
         log_p = base.next_log_probs(read)[0].double().cpu()
         log_q = Truncation(top_k=self.top_k)(log_p)
         top = (log_q > -torch.inf).nonzero().flatten()
-        m = self.completions if left.length > 1 else 1  # the last token needs no ending
+        m = self.completions if left.space.length > 1 else 1  # the last token needs no ending
         first = top.repeat_interleave(m)
-        log_w, E, tokens = self._rolled_out(base, energy, context, head, first, left, rng.child("draw"))
+        log_w, E, tokens = self._rolled_out(left, head, first, rng.child("draw"))
         log_a = log_q[top].unsqueeze(1) + log_w.view(len(top), m)
         if (log_a == -torch.inf).all():
             raise UserError(
@@ -139,27 +124,20 @@ class Autoregressive:
             token=int(top[chosen]),
             log_base=float(log_p[top[chosen]]),
             energy=float(E[chosen * m]),  # of the whole text, where the token ends it
-            distance=0.0 if left.length == 1 else step_distance(log_a),
+            distance=0.0 if left.space.length == 1 else step_distance(log_a),
             base_tokens=tokens,
             is_uneven=m > 1 and float(log_a.flatten().softmax(0).max()) > LARGE_SHARE,
         )
 
     def _rolled_out(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        head: Sequence[int],
-        first: Int[Tensor, " N"],
-        left: SequenceSpace,
-        rng: Rng,
+        self, left: Target[Residual], head: Sequence[int], first: Int[Tensor, " N"], rng: Rng
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], int]:
         """log w and E of a completion of each first token, and how many tokens were drawn."""
         truncation, log_w, E, tokens = Truncation(top_k=self.top_k), [], [], 0
         for n in range(0, len(first), self.batch_size):
             some, stream = first[n : n + self.batch_size], rng.shift(candidates=n)
-            draws = first_given(base, context, head, some, left, stream, truncation)
-            found = weigh(energy, draws, truncation=truncation, target=self.target, batch_size=self.batch_size)
+            draws = first_given(left, head, some, stream, truncation)
+            found = left.model.weigh(draws, truncation=truncation, law=self.law, batch_size=self.batch_size)
             log_w.append(found.log_weight[0])
             E.append(found.energy[0])
             tokens += int(draws.x.lengths.sum()) - len(some) * (len(head) + 1)

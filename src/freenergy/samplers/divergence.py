@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.samplers.candidates import Candidates
+from freenergy.core.scored import Scored
 
 _NEARLY_ALL = 0.9  # of the proposals with any weight
 
@@ -41,7 +41,7 @@ class Divergence:
 
 
 def divergence_curve(
-    candidates: Candidates, log_bounds: Sequence[float] | None = None, *, num: int = 20
+    candidates: Scored, log_bounds: Sequence[float] | None = None, *, num: int = 20
 ) -> list[Divergence]:
     """The divergence at each bound; without bounds, at ``num``: from accepting nearly all up to the largest weight."""
     if len(candidates.energy) != 1:

@@ -28,15 +28,26 @@ from torch import Tensor
 
 from freenergy.core.progress import Advance
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.core.sequences import Continuations
 from freenergy.lm.stepping import Walk, begin
+from freenergy.models.residual import residual_of
 from freenergy.partition.certificate import effective_sample_size
 from freenergy.partition.drawing import from_strata
-from freenergy.samplers.candidates import Candidates, Target, weigh
 
 Ancestry = Literal["strata", "multinomial"]
 _ROUNDING = 1e-6  # equal weights have an effective size of N, nearly
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """When particles are weighed, and how they take each other's place."""
+
+    every: int  # tokens between two looks of the energy
+    share: float  # resample when fewer than this share of the particles are effective; 0 never does
+    resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
 
 
 @final
@@ -88,36 +99,33 @@ def looks(length: int, every: int) -> list[int]:
 
 @torch.no_grad()
 def run_island(
-    base: LanguageModel,
-    energy: Energy,
-    contexts: Sequences,
+    target: Target[Model],
     num: int,
-    space: SequenceSpace,
     rng: Rng,
+    how: Exchange,
     *,
-    every: int,
-    share: float,
-    resampling: Ancestry = "strata",
     truncation: Truncation = ANCESTRAL,
-    target: Target = "joint",
+    law: Law = "model",
     batch_size: int = 128,
     advance: Advance | None = None,
 ) -> Island:
     """Write ``num`` particles of each context to their end; every context decides for itself when it resamples."""
-    walk = Walk(begin(base, contexts, num, space.length), contexts, num, space, rng, truncation)
+    model, contexts, space = residual_of(target), target.contexts.trimmed(), target.space
+    walk = Walk(begin(model.base, contexts, num, space.length), contexts, num, space, rng, truncation)
     flock, ess, is_resampled, base_tokens = _Flock(len(contexts), num), [], [], 0
-    for length in looks(space.length, every):
+    for length in looks(space.length, how.every):
         before = int(walk.x.lengths.sum())
         walk.go_to(length)
         drawn = int(walk.x.lengths.sum()) - before
         if drawn:  # else all have ended, and nothing is new
-            seen = weigh(energy, _draws(walk), truncation=truncation, target=target, batch_size=batch_size)
+            draws = Draws(walk.x, walk.log_base, walk.log_proposal)
+            seen = model.weigh(draws, truncation=truncation, law=law, batch_size=batch_size)
             flock.weigh(seen)
         ess.append(effective_sample_size(flock.log_weight).nan_to_num(0.0))  # 0 where none has any weight
-        is_due = (ess[-1] > 0) & (ess[-1] < share * num - _ROUNDING) & (drawn > 0) & (length < space.length)
+        is_due = (ess[-1] > 0) & (ess[-1] < how.share * num - _ROUNDING) & (drawn > 0) & (length < space.length)
         is_resampled.append(is_due)
         if is_due.any():
-            rows = _ancestors(flock.log_weight, is_due, resampling, rng, length)
+            rows = _ancestors(flock.log_weight, is_due, how.resampling, rng, length)
             walk.select(rows)
             flock.select(rows, is_due)
         base_tokens += drawn
@@ -145,7 +153,7 @@ class _Flock:
         self.energy = torch.zeros(B, N, dtype=torch.float64)
         self.origin = torch.arange(N).expand(B, N)
 
-    def weigh(self, seen: Candidates) -> None:
+    def weigh(self, seen: Scored) -> None:
         """w ← w · g_t / g_s; what has no weight stays without."""
         now = seen.log_weight
         log_weight = self.log_weight + now - self.log_g
@@ -159,10 +167,6 @@ class _Flock:
         self.log_g, self.energy, self.origin = (
             values.gather(1, rows) for values in (self.log_g, self.energy, self.origin)
         )
-
-
-def _draws(walk: Walk) -> Draws:
-    return Draws(walk.x, walk.log_base, walk.log_proposal)
 
 
 def _ancestors(

@@ -4,7 +4,7 @@
 
 Where w ≤ β everywhere, what is accepted follows the target exactly. Elsewhere it follows P_β ∝ q · min(w, β), whose
 distance from the target is estimated (``samplers.divergence``). Results are independent. The price is β/Z_β proposals a
-result, so it is not known beforehand when it ends: at the latest after ``most`` proposals, without a result.
+result, so it is not known beforehand when it ends: at the latest after ``max_proposals`` proposals, without a result.
 
 ``Rejection`` takes the bound on trust. A weight above it proves it wrong, which is told, and the distance is then that
 of quasi-rejection. With target "restricted", or without truncation, the weight is e^{−E}: log β is minus the least
@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.models.residual import residual_of
 from freenergy.partition import log_partition
-from freenergy.samplers.candidates import Candidates, Target, propose
+from freenergy.samplers.accept import accept, acceptance
 from freenergy.samplers.divergence import bound_for_acceptance, bound_for_distance, divergence
-from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, tokens_in
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
 
 _ROUNDING = 1e-6  # nats by which float32 models may tell a weight too large: that disproves no bound
 
@@ -39,34 +40,25 @@ class Rejection:
     """Exact, as long as no weight is above e^{log_bound}."""
 
     log_bound: float  # log β: no weight of the target is above β
-    num: int = 1
-    most: int = 100_000  # proposals
+    max_proposals: int = 100_000  # proposals
     truncation: Truncation = ANCESTRAL
-    target: Target = "restricted"
+    law: Law = "restricted"
     batch_size: int = 128  # proposals in one call of the models
 
     def __post_init__(self) -> None:
         _check(self)
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Propose until ``num`` are accepted."""
-        found = _accept(self, self.log_bound, base, energy, context, space, rng, progress)
+        found = _accept(self, self.log_bound, target, num, rng, progress)
         log_w = found.log_weight
         above = int((log_w > self.log_bound + _ROUNDING).sum())
         if not above:
             return found.sampled("rejection", distance=0.0, is_estimated=False)
         distance = divergence(log_w, self.log_bound).total_variation
         note = (
-            f"the stated log_bound of {self.log_bound:g} is no bound: {above} of {len(log_w)} weights are above it, "
-            f"the largest at {float(log_w.max()):g}; the result is at the distance told, which is an estimate"
+            f"the stated log_bound of {self.log_bound:g} is not a bound: {above} of {len(log_w)} weights are above it, "
+            f"the largest at {float(log_w.max()):g}; the reported distance is an estimate"
         )
         return found.sampled("rejection", distance=distance, is_estimated=True, notes=(note, *_doubts(log_w)))
 
@@ -80,10 +72,9 @@ class QuasiRejection:
     acceptance: float | None = None  # the share of proposals that β should accept
     distance: float | None = None  # the total variation that β should keep to
     pilot: int = 512  # proposals that a bound is chosen from
-    num: int = 1
-    most: int = 100_000  # proposals, after the pilot
+    max_proposals: int = 100_000  # proposals, after the pilot
     truncation: Truncation = ANCESTRAL
-    target: Target = "restricted"
+    law: Law = "restricted"
     batch_size: int = 128  # proposals in one call of the models
 
     def __post_init__(self) -> None:
@@ -95,22 +86,14 @@ class QuasiRejection:
         _check(self)
         check_counts(self, ("pilot",))
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Choose the bound, then propose until ``num`` are accepted."""
-        check_one(context)
+        check_call(target, num)
         log_bound, before, tokens = self.log_bound, torch.zeros(0, dtype=torch.float64), 0
         if log_bound is None:
-            pilot = self.draw_pilot(base, energy, context, space, rng, progress)
-            log_bound, before, tokens = self.choose_bound(pilot), pilot.log_weight[0], tokens_in(pilot.x)
-        found = _accept(self, log_bound, base, energy, context, space, rng, progress)
+            pilot = self.draw_pilot(target, rng, progress)
+            log_bound, before, tokens = self.choose_bound(pilot), pilot.log_weight[0], pilot.tokens_drawn
+        found = _accept(self, log_bound, target, num, rng, progress)
         seen = torch.cat([before, found.log_weight])
         notes = _doubts(seen)
         if seen.max() <= log_bound:
@@ -123,23 +106,15 @@ class QuasiRejection:
             more_tokens=tokens,
         )
 
-    def draw_pilot(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Candidates:
+    def draw_pilot(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Scored:
         """The draws that a bound is chosen from; ``divergence_curve`` shows what others would have cost."""
         with progress.track("pilot", self.pilot, "candidates") as advance:
-            return propose(
-                base, energy, context, self.pilot, space, rng.child("pilot"),
-                truncation=self.truncation, target=self.target, batch_size=self.batch_size, advance=advance,
+            return residual_of(target).propose(
+                target.contexts, self.pilot, target.space, rng.child("pilot"),
+                truncation=self.truncation, law=self.law, batch_size=self.batch_size, advance=advance,
             )  # fmt: skip
 
-    def choose_bound(self, pilot: Candidates) -> float:
+    def choose_bound(self, pilot: Scored) -> float:
         """log β for the wanted acceptance or distance."""
         pilot.check_any_acceptable()
         if self.acceptance is not None:
@@ -153,7 +128,7 @@ class QuasiRejection:
 class _Accepted:
     """The first ``num`` accepted proposals, and what is known of all that were made."""
 
-    results: Candidates
+    results: Scored
     log_weight: Float[Tensor, " n"]
     acceptance: float
     base_tokens: int
@@ -166,7 +141,7 @@ class _Accepted:
             log_base=self.results.log_base,
             energy=self.results.energy,
             method=method,
-            target=self.results.target,
+            law=self.results.law,
             distance=distance,
             is_estimated=is_estimated,
             base_tokens=self.base_tokens + more_tokens,
@@ -178,39 +153,34 @@ class _Accepted:
 def _accept(
     settings: Rejection | QuasiRejection,
     log_bound: float,
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    space: SequenceSpace,
+    target: Target[Model],
+    num: int,
     rng: Rng,
     progress: Progress,
 ) -> _Accepted:
     """Propose in batches until enough are accepted. Coins belong to proposals, so the batch size changes no result."""
-    check_one(context)
-    kept: list[Candidates] = []
-    parts: list[Tensor] = []
+    check_call(target, num)
+    model, kept, parts = residual_of(target), list[Scored](), list[Tensor]()
     n = found = tokens = 0
-    with progress.track("accepting", settings.num, "results") as advance:
-        while found < settings.num and n < settings.most:
-            count = min(settings.batch_size, settings.most - n)
-            part = propose(
-                base, energy, context, count, space, rng.child("draw").shift(candidates=n),
-                truncation=settings.truncation, target=settings.target, batch_size=settings.batch_size,
+    with progress.track("accepting", num, "results") as advance:
+        while found < num and n < settings.max_proposals:
+            count = min(settings.batch_size, settings.max_proposals - n)
+            part = model.propose(
+                target.contexts, count, target.space, rng.child("draw").shift(candidates=n),
+                truncation=settings.truncation, law=settings.law, batch_size=settings.batch_size,
             )  # fmt: skip
             parts.append(part.log_weight[0])
-            coins = _coins(_chances(parts[-1], log_bound), rng.child("accept").shift(candidates=n))
-            places = coins.nonzero().flatten()[: settings.num - found]
+            coins = accept(acceptance(parts[-1] - log_bound), rng.child("accept").shift(candidates=n))
+            places = coins.nonzero().flatten()[: num - found]
             kept.append(part.take(places))
-            n, found, tokens = n + count, found + len(places), tokens + tokens_in(part.x)
+            n, found, tokens = n + count, found + len(places), tokens + part.tokens_drawn
             advance(len(places), f"{n} proposals")
     log_weight = torch.cat(parts)
-    # the mean chance and not the share of heads: that one leans upwards where heads end the run
-    acceptance = float(_chances(log_weight, log_bound).mean())
-    if found < settings.num:
-        raise _spent(settings.num, found, acceptance, log_weight)
-    return _Accepted(
-        results=Candidates.cat(kept, dim=1), log_weight=log_weight, acceptance=acceptance, base_tokens=tokens
-    )
+    # the mean probability and not the share of accepted ones: that one leans upwards where acceptances end the run
+    rate = float(acceptance(log_weight - log_bound).mean())
+    if found < num:
+        raise _spent(num, found, rate, log_weight)
+    return _Accepted(results=Scored.cat(kept, dim=1), log_weight=log_weight, acceptance=rate, base_tokens=tokens)
 
 
 def _doubts(log_weight: Float[Tensor, " n"]) -> tuple[str, ...]:
@@ -218,16 +188,6 @@ def _doubts(log_weight: Float[Tensor, " n"]) -> tuple[str, ...]:
     n = len(log_weight)
     why = log_partition(log_weight.unsqueeze(0)).verdicts()[0] if n > 1 else "it is from one proposal"
     return (f"the distance is estimated badly: {why}",) if why else ()
-
-
-def _chances(log_weight: Float[Tensor, " n"], log_bound: float) -> Float[Tensor, " n"]:
-    return (log_weight - log_bound).clamp(max=0).exp()
-
-
-def _coins(chances: Float[Tensor, " n"], rng: Rng) -> Bool[Tensor, " n"]:
-    """One coin a proposal, from the proposal's own stream."""
-    sides = torch.stack([torch.log1p(-chances), chances.log()], dim=-1)
-    return rng.rows(1, len(chances), 1).categorical(sides.unsqueeze(0))[0].bool()
 
 
 def _spent(num: int, found: int, acceptance: float, log_weight: Float[Tensor, " n"]) -> UserError:
@@ -238,12 +198,12 @@ def _spent(num: int, found: int, acceptance: float, log_weight: Float[Tensor, " 
             "proposals, or look at the energy"
         )
     return UserError(
-        f"{found} of {num} results were accepted in {n} proposals, at a rate of {acceptance:.2g}: raise most, lower "
-        "log_bound by quasi-rejection, or resample"
+        f"{found} of {num} results were accepted in {n} proposals, at a rate of {acceptance:.2g}: raise max_proposals, "
+        "lower log_bound by quasi-rejection, or resample"
     )
 
 
 def _check(settings: Rejection | QuasiRejection) -> None:
-    check_counts(settings, ("num", "most", "batch_size"))
+    check_counts(settings, ("max_proposals", "batch_size"))
     if settings.log_bound is not None and not math.isfinite(settings.log_bound):
         raise UserError(f"log_bound is {settings.log_bound}: set it to a number")

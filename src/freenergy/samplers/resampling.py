@@ -23,82 +23,71 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.core.sequences import Sequences, SequenceSpace
-from freenergy.samplers.candidates import Candidates, Target, propose
-from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective, picked, tokens_in
+from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.models.residual import residual_of
+from freenergy.partition import log_partition
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, effective, picked
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resampling:
-    """n candidates, ``num`` of them emitted by weight."""
+    """n candidates, of which results are emitted by weight."""
 
     candidates: int = 256  # n; the most, where there is a goal
-    num: int = 1
     replacement: bool = True  # False: results of a context are different strings
     effective: float | None = None  # goal: stop drawing when so many candidates are effective
     every: int = 128  # candidates between two looks at the goal
     truncation: Truncation = ANCESTRAL
-    target: Target = "restricted"
+    law: Law = "restricted"
     batch_size: int = 256  # candidates in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("candidates", "num", "every", "batch_size"))
+        check_counts(self, ("candidates", "every", "batch_size"))
         if self.effective is not None and not 1 <= self.effective <= self.candidates:
             raise UserError(
                 f"{self.effective} effective candidates out of at most {self.candidates} were asked for: ask for 1 "
                 "to as many as there are candidates"
             )
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Draw, weigh, choose."""
-        check_one(context)
+        check_call(target, num)
         with progress.track("drawing", self.candidates, "candidates") as advance:
-            candidates = self.draw(base, energy, context, space, rng.child("draw"), advance)
-        return self.choose(candidates, rng.child("choose"))
+            candidates = self.draw(target, rng.child("draw"), advance)
+        return self.choose(candidates, num, rng.child("choose"))
 
-    def draw(
-        self, base: LanguageModel, energy: Energy, context: Sequences, space: SequenceSpace, rng: Rng, advance: Advance
-    ) -> Candidates:
-        """n candidates, or as many as reach the goal."""
-        parts: list[Candidates] = []
+    def draw(self, target: Target[Model], rng: Rng, advance: Advance | None = None) -> Scored:
+        """Draw n candidates, or as many as reach the goal."""
+        model, parts = residual_of(target), list[Scored]()
         n, step = 0, self.candidates if self.effective is None else self.every
         while n < self.candidates:
             count = min(step, self.candidates - n)
-            stream = rng.shift(candidates=n)
-            part = propose(
-                base, energy, context, count, space, stream,
-                truncation=self.truncation, target=self.target, batch_size=self.batch_size, advance=advance,
+            part = model.propose(
+                target.contexts, count, target.space, rng.shift(candidates=n),
+                truncation=self.truncation, law=self.law, batch_size=self.batch_size, advance=advance,
             )  # fmt: skip
             parts.append(part)
             n += count
-            found = Candidates.cat(parts, dim=1)
+            found = Scored.cat(parts, dim=1)
             if self.effective is not None and effective(found.log_weight) >= self.effective:
                 break
         return found
 
-    def choose(self, candidates: Candidates, rng: Rng) -> Sampled:
+    def choose(self, candidates: Scored, num: int, rng: Rng) -> Sampled:
         """Emit ``num`` of the candidates."""
         candidates.check_any_acceptable()
-        chosen = _chosen(candidates.merged()[0], self.num, self.replacement, rng)
+        chosen = _chosen(candidates.merged()[0], num, self.replacement, rng)
         return Sampled(
             x=picked(candidates, chosen),
             log_base=candidates.log_base[:, chosen],
             energy=candidates.energy[:, chosen],
             method="resampling",
-            target=self.target,
+            law=self.law,
             distance=distance(candidates.log_weight[0]),
             is_estimated=True,
-            base_tokens=tokens_in(candidates.x),
+            base_tokens=candidates.tokens_drawn,
             candidates=candidates,
             chosen=chosen,
             notes=_notes(candidates, self.effective),
@@ -127,10 +116,10 @@ def _chosen(log_weight: Float[Tensor, " n"], num: int, replacement: bool, rng: R
     return torch.tensor(chosen)
 
 
-def _notes(candidates: Candidates, goal: float | None) -> tuple[str, ...]:
-    n, ess = candidates.energy.shape[1], effective(candidates.log_weight)
+def _notes(candidates: Scored, goal: float | None) -> tuple[str, ...]:
+    n, ess = candidates.num, effective(candidates.log_weight)
     notes = []
-    if n > 1 and (why := candidates.diagnostics().verdicts()[0]):
+    if n > 1 and (why := log_partition(candidates.log_weight).verdicts()[0]):
         notes.append(f"the result follows its target only roughly: {why}; take more candidates")
     if goal is not None and ess < goal:
         notes.append(f"{ess:.1f} of {n} candidates are effective, fewer than the {goal:g} asked for")

@@ -1,15 +1,16 @@
-"""What every sampler gives back, and how it is called.
+"""What every sampler returns, and how it is called.
 
-    sampler(base, energy, context, space, rng) -> Sampled
+    sampler(target, num, rng) -> Sampled
 
-A sampler is its settings. It says which law it targets, how far its own law can be from that (``distance``: the total
-variation, at most), whether that is a promise or an estimate from the draws, and what it has cost. One context at a
-time: its candidates fill the machine, and memory does not grow with the number of contexts.
+A sampler is its settings. It says which law it samples, how far its own law can be from that (``distance``: the total
+variation, at most; None where that is not known), whether that is a guarantee or an estimate from the draws, and what
+it has cost. One context at a time: its candidates fill the machine, and memory does not grow with the number of
+contexts.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, final, runtime_checkable
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -18,9 +19,9 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.samplers.candidates import Candidates, Target
+from freenergy.core.roles import Model, Target
+from freenergy.core.scored import Law, Scored
+from freenergy.core.sequences import Continuations
 
 SILENT = Silent()
 
@@ -34,14 +35,14 @@ class Sampled:
     log_base: Float[Tensor, "1 num"]
     energy: Float[Tensor, "1 num"]
     method: str
-    target: Target | Literal["base"]
-    distance: float  # total variation between the law of one result and the target, at most
-    is_estimated: bool  # the distance is an estimate from the draws, not a promise
+    law: Law | Literal["base"]
+    distance: float | None  # total variation between the law of one result and the target, at most; None: unknown
+    is_estimated: bool  # the distance is an estimate from the draws, not a guarantee
     base_tokens: int  # drawn from the base
     log_partition: float | None = None  # log Ẑ, where the sampler has an estimate of its own
     ess: float | None = None  # effective candidates or particles, likewise
     acceptance: float | None = None  # share of proposals that were accepted
-    candidates: Candidates | None = None  # with their weights, where results were chosen among candidates
+    candidates: Scored | None = None  # with their weights, where results were chosen among candidates
     chosen: Int[Tensor, " num"] | None = None  # which of them
     notes: tuple[str, ...] = ()  # what speaks against trusting it
 
@@ -55,21 +56,13 @@ class Sampled:
 class Sampler(Protocol):
     """x ~ P, or nearly: settings that can be called."""
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
-        """Results for a context; the same ``rng`` gives the same results."""
+    def __call__(self, target: Target[Any], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
+        """Sample ``num`` results for the one context of the target; the same ``rng`` gives the same results."""
         ...
 
 
-def picked(candidates: Candidates, chosen: Int[Tensor, " num"]) -> Continuations:
-    """Some candidates of the one context, a candidate perhaps more than once."""
+def picked(candidates: Scored, chosen: Int[Tensor, " num"]) -> Continuations:
+    """Select candidates of the one context, a candidate perhaps more than once."""
     x = candidates.x
     return Continuations(x.contexts.to("cpu"), x.tokens.cpu()[:, chosen], x.lengths.cpu()[:, chosen])
 
@@ -81,15 +74,12 @@ def check_counts(settings: object, names: Sequence[str]) -> None:
             raise UserError(f"{name} is {getattr(settings, name)}: set it to 1 or more")
 
 
-def check_one(context: Sequences) -> None:
-    """Samplers go context by context."""
-    if len(context) != 1:
-        raise UserError(f"{len(context)} contexts were given to a sampler: give one at a time")
-
-
-def tokens_in(x: Continuations) -> int:
-    """How many tokens were drawn."""
-    return int(x.lengths.sum())
+def check_call(target: Target[Model], num: int) -> None:
+    """Refuse several contexts (samplers take one at a time) and no results."""
+    if len(target) != 1:
+        raise UserError(f"{len(target)} contexts were given to a sampler: give one at a time")
+    if num < 1:
+        raise UserError(f"{num} results were asked for: ask for 1 or more")
 
 
 def effective(log_weight: Float[Tensor, "1 N"]) -> float:

@@ -23,11 +23,11 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.samplers.candidates import Target
-from freenergy.samplers.particles import Ancestry, Island, looks, run_island
-from freenergy.samplers.sampled import SILENT, Sampled, check_counts, check_one, effective
+from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.scored import Law
+from freenergy.core.sequences import Continuations
+from freenergy.samplers.particles import Ancestry, Exchange, Island, looks, run_island
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, effective
 
 _FEW = 10.0
 
@@ -90,68 +90,40 @@ class Particles:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequential:
-    """``particles`` continuations side by side, weighed every few tokens; ``num`` of them emitted by weight."""
+    """``particles`` continuations side by side, weighed every few tokens; results are emitted by weight."""
 
     particles: int = 256
-    num: int = 1
     every: int = 10  # tokens between two looks of the energy
     share: float = 0.5  # resample when fewer than this share of the particles are effective; 0 never does
     resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
     truncation: Truncation = ANCESTRAL
-    target: Target = "joint"
+    law: Law = "model"
     batch_size: int = 256  # particles of an island
 
     def __post_init__(self) -> None:
-        check_counts(self, ("particles", "num", "every", "batch_size"))
+        check_counts(self, ("particles", "every", "batch_size"))
         if not 0 <= self.share <= 1:
             raise UserError(f"share is {self.share}: set it to at least 0 (never resample) and at most 1")
 
-    def __call__(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Sampled:
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Write, weigh, exchange; then choose."""
-        found = self.draw(base, energy, context, space, rng.child("draw"), progress)
-        return self.choose(found, rng.child("choose"))
+        check_call(target, num)
+        found = self.draw(target, rng.child("draw"), progress)
+        return self.choose(found, num, rng.child("choose"))
 
-    def draw(
-        self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
-        rng: Rng,
-        progress: Progress = SILENT,
-    ) -> Particles:
+    def draw(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Particles:
         """Weighted particles, with log Ẑ and how they came about."""
-        check_one(context)
-        islands, first = [], 0
-        with progress.track("particles", self.particles * space.length, "tokens") as advance:
+        islands, first, length = list[Island](), 0, target.space.length
+        how = Exchange(every=self.every, share=self.share, resampling=self.resampling)
+        with progress.track("particles", self.particles * length, "tokens") as advance:
             for num in _even(self.particles, self.batch_size):
-                island = run_island(
-                    base,
-                    energy,
-                    context.trimmed(),
-                    num,
-                    space,
-                    rng.shift(candidates=first),
-                    every=self.every,
-                    share=self.share,
-                    resampling=self.resampling,
-                    truncation=self.truncation,
-                    target=self.target,
-                    advance=advance,
-                )
+                stream = rng.shift(candidates=first)
+                island = run_island(target, num, stream, how, truncation=self.truncation, law=self.law, advance=advance)
                 islands.append(island)
                 first += num
-        return Particles(tuple(islands), tuple(looks(space.length, self.every)))
+        return Particles(tuple(islands), tuple(looks(length, self.every)))
 
-    def choose(self, particles: Particles, rng: Rng) -> Sampled:
+    def choose(self, particles: Particles, num: int, rng: Rng) -> Sampled:
         """Emit ``num`` of the particles."""
         log_weight = particles.log_weight
         if (log_weight == -torch.inf).all():
@@ -159,14 +131,14 @@ class Sequential:
                 f"no particle is acceptable: all {self.particles} have a weight of zero (an energy of +inf), perhaps "
                 "before their end; take more particles, or look at the energy of unfinished texts"
             )
-        chosen: Int[Tensor, " num"] = rng.categorical(log_weight.expand(self.num, -1))
+        chosen: Int[Tensor, " num"] = rng.categorical(log_weight.expand(num, -1))
         x = particles.x
         return Sampled(
             x=Continuations(x.contexts, x.tokens[:, chosen], x.lengths[:, chosen]),
             log_base=particles.log_base[:, chosen],
             energy=particles.energy[:, chosen],
             method="sequential",
-            target=self.target,
+            law=self.law,
             distance=min(1.0, math.sqrt(particles.variance) / 2),
             is_estimated=True,
             base_tokens=particles.base_tokens,

@@ -27,18 +27,18 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
-from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.core.roles import Target
+from freenergy.core.scored import Scored
+from freenergy.core.sequences import Sequences
 from freenergy.lm.stepping import started
-from freenergy.models.draw_with_energy import Split
-from freenergy.samplers.candidates import Candidates, log_weight
+from freenergy.models.residual import Residual
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT, Sampled, Sampler, check_one, tokens_in
+from freenergy.samplers.sampled import SILENT, Sampled, Sampler, check_call
 
 
 @final
@@ -61,10 +61,7 @@ class Chunk:
 
 
 def write(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    space: SequenceSpace,
+    target: Target[Residual],
     rng: Rng,
     *,
     chunks: int,
@@ -78,23 +75,24 @@ def write(
 ) -> Iterator[Chunk]:
     """A text of at most ``chunks`` chunks, each given as soon as it is there.
 
-    Of the sampler's results the first counts. The text stops after ``eos`` (None: it never does, unless the space says
-    so), or at ``max_tokens``. A chunk reads at most ``max_context`` tokens of what stands before it, and no more than
-    the base and the energy can. ``look_ahead`` rollouts of the next chunk weigh each candidate (resampling only).
+    The text continues the one context of the target, in chunks of its space. It stops after ``eos`` (None: it never
+    does, unless the space says so), or at ``max_tokens``. A chunk reads at most ``max_context`` tokens of what stands
+    before it, and no more than the base and the energy can. ``look_ahead`` rollouts of the next chunk weigh each
+    candidate (resampling only).
     ``written`` are whole chunks of a text to go on with: the same call then gives the chunks that were missing.
     """
-    check_one(context)
+    check_call(target, 1)
     if chunks < 1 or look_ahead < 0 or (max_tokens is not None and max_tokens < 1):
         raise UserError(
             f"chunks is {chunks}, look_ahead {look_ahead}, max_tokens {max_tokens}: set them to at least 1, 0 and 1"
         )
     if look_ahead and (chunks == 1 or not isinstance(sampler, Resampling)):
         raise UserError("looking ahead weighs candidates by their next chunk: take resampling and 2 chunks or more")
-    if len(written) % space.length:
+    if len(written) % target.space.length:
         raise UserError(
-            f"{len(written)} tokens are not whole chunks of {space.length}: give what was written up to the last chunk"
+            f"{len(written)} tokens are not whole chunks of {target.space.length}: give the text up to the last chunk"
         )
-    text = LongText(base, energy, context, space, max_context, eos, max_tokens, list(written))
+    text = LongText(target, max_context, eos, max_tokens, list(written))
     return _chunks(text, rng, chunks, sampler, look_ahead, progress)
 
 
@@ -115,19 +113,19 @@ def _chunks(
 
 def _one(text: "LongText", rng: Rng, sampler: Sampler, look_ahead: int, progress: Progress) -> Sampled:
     """Sample a chunk."""
-    context = Sequences.from_lists([text.before()[0]])
+    target = text.next_target()
     if look_ahead and isinstance(sampler, Resampling):
-        return _looking_ahead(text, context, rng, sampler, look_ahead, progress)
-    return sampler(text.base, text.energy, context, text.space, rng, progress)
+        return _looking_ahead(text, target, rng, sampler, look_ahead, progress)
+    return sampler(target, 1, rng, progress)
 
 
 def _looking_ahead(
-    text: "LongText", context: Sequences, rng: Rng, sampler: Resampling, look_ahead: int, progress: Progress
+    text: "LongText", target: Target[Residual], rng: Rng, sampler: Resampling, look_ahead: int, progress: Progress
 ) -> Sampled:
     """Resampling with the weights w'; the candidates are those that it has without."""
     with progress.track("drawing", sampler.candidates, "candidates") as advance:
-        found = sampler.draw(text.base, text.energy, context, text.space, rng.child("draw"), advance)
-    log_ahead, tokens = torch.zeros(found.energy.shape[1], dtype=torch.float64), 0
+        found = sampler.draw(target, rng.child("draw"), advance)
+    log_ahead, tokens = torch.zeros(found.num, dtype=torch.float64), 0
     strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.batch_size // look_ahead)
     with progress.track("looking ahead", len(going), "candidates") as advance:
         for i in range(0, len(going), each):
@@ -135,7 +133,7 @@ def _looking_ahead(
             log_ahead[some], drawn = _ahead(text, [strings[n] for n in some], look_ahead, sampler, stream)
             tokens += drawn
             advance(len(some))
-    sampled = sampler.choose(replace(found, log_ahead=log_ahead.unsqueeze(0)), rng.child("choose"))
+    sampled = sampler.choose(replace(found, log_ahead=log_ahead.unsqueeze(0)), 1, rng.child("choose"))
     return replace(sampled, base_tokens=sampled.base_tokens + tokens)
 
 
@@ -143,12 +141,12 @@ def _ahead(
     text: "LongText", strings: Sequence[list[int]], look_ahead: int, sampler: Resampling, rng: Rng
 ) -> tuple[Float[Tensor, " some"], int]:
     """log Ẑ(c x_i) of some candidates, all their roll-outs in one call; and how many tokens were drawn."""
-    contexts = Sequences.from_lists([text.before(string)[0] for string in strings])
-    split = Split.of(text.energy, text.base)
-    draws, known = split.draw(text.base, contexts, look_ahead, text.space, rng, sampler.truncation)
-    E = known + split.rest(draws.x, rows=sampler.batch_size, allow_inf=True)
-    log_w = log_weight(draws.log_base.double().cpu(), draws.log_proposal.double().cpu(), E, sampler.target)
-    return log_w.logsumexp(1) - math.log(look_ahead), tokens_in(draws.x)
+    target, contexts = text.target, Sequences.from_lists([text.before(string)[0] for string in strings])
+    found = target.model.propose(
+        contexts, look_ahead, target.space, rng,
+        truncation=sampler.truncation, law=sampler.law, batch_size=look_ahead * len(strings),
+    )  # fmt: skip
+    return found.log_weight.logsumexp(1) - math.log(look_ahead), found.tokens_drawn
 
 
 @final
@@ -157,21 +155,19 @@ class LongText:
 
     def __init__(
         self,
-        base: LanguageModel,
-        energy: Energy,
-        context: Sequences,
-        space: SequenceSpace,
+        target: Target[Residual],
         max_context: int | None,
         eos: int | None,
         max_tokens: int | None,
         written: list[int],
     ) -> None:
-        self.base, self.energy, self.space, self.written = base, energy, space, written
-        self.stops = {token for token in (eos, space.eos) if token is not None}
+        self.target, self.space, self.written = target, target.space, written
+        self.stops = {token for token in (eos, target.space.eos) if token is not None}
         self.max_tokens, self.max_context, self._has_told = max_tokens, max_context, False
-        self.reach = reach(base, energy, space, max_context)
+        self.reach = reach(target, max_context)
         # an empty context is the start of a document, also for the chunks after the first
-        self.given, self.begun = context.lists()[0], started(context, base.eos).lists()[0]
+        self.given = target.contexts.lists()[0]
+        self.begun = started(target.contexts, target.model.base.eos).lists()[0]
 
     def before(self, candidate: Sequence[int] = ()) -> tuple[list[int], int]:
         """What is read before the next chunk, or before the one after a candidate; and how much is dropped.
@@ -182,6 +178,10 @@ class LongText:
         tokens, most = ([*self.begun, *added], self.reach) if added else (self.given, self.max_context)
         dropped = 0 if most is None else max(0, len(tokens) - most)
         return tokens[dropped:], dropped
+
+    def next_target(self) -> Target[Residual]:
+        """What the next chunk is sampled from."""
+        return self.target.after(Sequences.from_lists([self.before()[0]]))
 
     def add(self, k: int, sampled: Sampled) -> Chunk:
         """Chunk k, cut where the text ends; that it does not read all that stands before it is said once."""
@@ -209,32 +209,20 @@ class LongText:
         is_full = self.max_tokens is not None and len(self.written) + after >= self.max_tokens
         return is_full or self.ends(self.written)
 
-    def going(self, found: Candidates) -> list[int]:
+    def going(self, found: Scored) -> list[int]:
         """The candidates that something may follow, and that may be chosen."""
         weights = found.log_weight[0].tolist()
         strings = zip(found.x.lists()[0], weights, strict=True)
         return [n for n, (x, log_w) in enumerate(strings) if log_w > -math.inf and not self.ends(x)]
 
 
-def reach(base: LanguageModel, energy: Energy, space: SequenceSpace, max_context: int | None = None) -> int | None:
-    """How many tokens before a chunk can be read by both models, and may be; None where there is no limit."""
+def reach(target: Target[Residual], max_context: int | None = None) -> int | None:
+    """How many tokens before a chunk both models can read, and may; None where there is no limit."""
     if max_context is not None and max_context < 1:
         raise UserError(f"max_context is {max_context} tokens: set it to 1 or more, or leave it out")
-    longest = [base.max_length, *_lengths_of_trunks(energy)]
-    limits = [limit - space.length for limit in longest if limit is not None] + (
-        [] if max_context is None else [max_context]
-    )
+    limits = [limit for limit in (target.model.max_context(target.space), max_context) if limit is not None]
     if limits and min(limits) < 1:
         raise UserError(
-            f"a chunk of {space.length} tokens leaves no room for what stands before it: ask for shorter chunks"
+            f"a chunk of {target.space.length} tokens leaves no room for what stands before it: ask for shorter chunks"
         )
     return min(limits, default=None)
-
-
-def _lengths_of_trunks(energy: Energy) -> list[int | None]:
-    """How many tokens the networks inside an energy can read."""
-    if not isinstance(energy, nn.Module):
-        return []
-    from freenergy.energies.trunk import Trunk  # here, since it loads transformers
-
-    return [module.max_length for module in energy.modules() if isinstance(module, Trunk)]

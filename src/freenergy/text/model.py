@@ -19,20 +19,20 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, own_folder, read_json, write_json, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Truncation
+from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Target, Truncation
+from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
-from freenergy.energies.call import energies_in_parts
 from freenergy.energies.load import load_energy
 from freenergy.lm.load import open_base, save_base
+from freenergy.models.residual import Residual
 from freenergy.partition.next_token import next_token
-from freenergy.samplers.candidates import Target
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT
 from freenergy.text.model_card import model_card
 from freenergy.text.next_table import NextTable
-from freenergy.text.ranking import JointScores, Ranking
+from freenergy.text.ranking import Ranking
 from freenergy.text.texts import Texts
 from freenergy.text.write import OnChunk, Writing, stream, write_texts
 
@@ -52,25 +52,28 @@ class ResidualModel:
         space: SequenceSpace | None = None,
         max_context: int | None = None,
     ) -> None:
-        self.base = base
-        self.energy = energy.eval() if isinstance(energy, nn.Module) else energy
+        self.residual = Residual(base, energy.eval() if isinstance(energy, nn.Module) else energy)
         self.tokenizer = tokenizer
         self.space = space  # of the continuations that the energy was trained on
         self.max_context = max_context  # tokens before them that it was trained with
 
-    @torch.no_grad()
-    def scores(self, x: Continuations, *, allow_inf: bool = False) -> JointScores:
+    @property
+    def base(self) -> LanguageModel:
+        """P_LM."""
+        return self.residual.base
+
+    @property
+    def energy(self) -> Energy:
+        """E."""
+        return self.residual.energy
+
+    def scored(self, x: Continuations, *, allow_inf: bool = False) -> Scored:
         """log P_LM and E of each continuation; with ``allow_inf`` an energy may be +inf, and is refused otherwise."""
-        for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
-            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
-                raise UserError(
-                    f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
-                )
-        return JointScores(self.base.log_prob(x).double().cpu(), energies_in_parts(self.energy, x, allow_inf=allow_inf))
+        return self.residual.scored(x, allow_inf=allow_inf)
 
     def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c) − E(c, x): ranks the continuations of one context, exactly."""
-        return self.scores(x).log_score
+        return self.scored(x).log_score
 
     def score(self, prefix: str, candidates: Sequence[str], *, ends: bool = False) -> Ranking:
         """Rank texts as continuations of a prefix, exactly; an empty prefix is the start of a document.
@@ -87,8 +90,8 @@ class ResidualModel:
         # equal candidates have equal scores, to the last bit
         distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
         x = Continuations.from_lists([joined.context], [list(distinct)])
-        scores, of = self.scores(x, allow_inf=True), torch.tensor([distinct[x] for x in xs])
-        return Ranking.of(prefix, candidates, joined, JointScores(scores.log_base[:, of], scores.energy[:, of]))
+        scored = self.scored(x, allow_inf=True).take(torch.tensor([distinct[x] for x in xs]))
+        return Ranking.of(prefix, candidates, joined, scored)
 
     def sample(
         self,
@@ -98,7 +101,7 @@ class ResidualModel:
         n: int = 1,
         length: int | None = None,
         truncation: Truncation = ANCESTRAL,
-        target: Target = "restricted",
+        law: Law = "restricted",
         chunks: int = 1,
         seed: int = 0,
         progress: Progress = SILENT,
@@ -107,8 +110,8 @@ class ResidualModel:
 
         The texts are those of ``freenergy sample`` with the same seed and settings. ``write`` takes any other sampler.
         """
-        sampler = Resampling(candidates=candidates, num=n, truncation=truncation, target=target)
-        writing = Writing(sampler=sampler, chunks=chunks, max_context=self.max_context)
+        sampler = Resampling(candidates=candidates, truncation=truncation, law=law)
+        writing = Writing(sampler=sampler, num=n, chunks=chunks, max_context=self.max_context)
         return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
 
     def write(
@@ -125,7 +128,7 @@ class ResidualModel:
         if self.tokenizer is None:
             raise UserError("this joint model has no tokenizer: pass one to ResidualModel before writing with it")
         found = write_texts(
-            self.base, self.energy, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
+            self.residual, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
         )
         return replace(found, notes=(*found.notes, *self.unlike_training(prefix, space, writing)))
 
@@ -149,18 +152,8 @@ class ResidualModel:
         if written:
             joined = join(self.tokenizer, prefix, [written])
             context, head = joined.context, joined.texts[0].tokens
-        space, rng = self.space_of(length), Rng(seed)
-        found = next_token(
-            self.base,
-            self.energy,
-            Sequences.from_lists([context]),
-            head,
-            space,
-            rng,
-            top_k=top_k,
-            completions=completions,
-            progress=progress,
-        )
+        target = Target(self.residual, Sequences.from_lists([context]), self.space_of(length))
+        found = next_token(target, head, Rng(seed), top_k=top_k, completions=completions, progress=progress)
         return NextTable(prefix + written, found, self.tokenizer)
 
     def unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
@@ -211,7 +204,7 @@ class ResidualModel:
                 "room": self.max_context,
             }
             write_json(aside / RECORD, record)
-            write_text(aside / "README.md", model_card(self.base, self.energy, facts or {}))
+            write_text(aside / "README.md", model_card(self.residual, facts or {}))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "ResidualModel":

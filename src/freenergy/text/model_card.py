@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from freenergy.models.residual import Residual
+
 _FRONT = """---
 library_name: freenergy
 pipeline_tag: text-generation
@@ -12,8 +14,9 @@ tags: [energy-based-model, residual-ebm]
 """
 
 
-def model_card(base: Any, energy: Any, facts: dict[str, Any]) -> str:
+def model_card(model: Residual, facts: dict[str, Any]) -> str:
     """Markdown with Hugging Face's front matter; ``facts`` become a list, nested ones indented."""
+    base, energy = model.base, model.energy
     trainable = energy.parameters() if isinstance(energy, torch.nn.Module) else ()
     parameters = sum(weight.numel() for weight in trainable)
     told = "\n".join(_lines(facts)) if facts else "- none were recorded when the pair was saved"

@@ -11,29 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from freenergy.core.errors import UserError
+from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined
 from freenergy.text.texts import finite
 
 if TYPE_CHECKING:
     import pandas
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class JointScores:
-    """Both halves of a joint model's score of continuations, float64."""
-
-    log_base: Float[Tensor, "batch num"]
-    energy: Float[Tensor, "batch num"]
-
-    @property
-    def log_score(self) -> Float[Tensor, "batch num"]:
-        """log P_LM − E: not normalised."""
-        return self.log_base - self.energy
 
 
 @final
@@ -65,7 +50,7 @@ class Ranking:
     candidates: tuple[Ranked, ...]
 
     @classmethod
-    def of(cls, prefix: str, texts: Sequence[str], joined: Joined, scores: JointScores) -> "Ranking":
+    def of(cls, prefix: str, texts: Sequence[str], joined: Joined, scores: Scored) -> "Ranking":
         """From the scores [1, N] of the candidates of one context."""
         log_score = scores.log_score[0]
         if log_score.isnan().any():

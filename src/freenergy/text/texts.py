@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.roles import ANCESTRAL
+from freenergy.core.scored import Scored
 from freenergy.corpus import Tokenizer
+from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
-from freenergy.samplers.candidates import Candidates
 from freenergy.samplers.sampled import Sampled, effective
 
 if TYPE_CHECKING:
     import pandas
 
 _TARGETS = {
-    "joint": "the joint model on the strings that the proposal can draw",
-    "restricted": "the joint model restricted to the truncated base",
+    "model": "the residual model on the strings that the proposal can draw",
+    "restricted": "the residual model restricted to the truncated base",
     "base": "the base, truncated and tempered as asked",
 }
 
@@ -136,7 +137,7 @@ def diagnosis(step: Sampled) -> dict[str, Any]:
     """How a sampler's results came about, in plain numbers."""
     told: dict[str, Any] = {
         "method": step.method,
-        "target": step.target,
+        "law": step.law,
         "distance": step.distance,
         "distance_is_estimated": step.is_estimated,
         "base_tokens": step.base_tokens,
@@ -147,10 +148,10 @@ def diagnosis(step: Sampled) -> dict[str, Any]:
     return told | ({} if step.candidates is None else weights(step.candidates))
 
 
-def weights(candidates: Candidates) -> dict[str, Any]:
+def weights(candidates: Scored) -> dict[str, Any]:
     """Effective sample size, largest share, k̂ and coverage of one context's candidates."""
     n, (covered, error) = candidates.energy.shape[1], candidates.covered()
-    found = candidates.diagnostics() if n > 1 else None
+    found = log_partition(candidates.log_weight) if n > 1 else None
     return {
         "candidates": n,
         "distinct": int(candidates.first().sum()),
@@ -166,7 +167,7 @@ def weights(candidates: Candidates) -> dict[str, Any]:
 
 def told(steps: Sequence[Sampled]) -> list[str]:
     """The evidence in one or two lines; of several steps the worst numbers."""
-    worst, numbers = max(step.distance for step in steps), [diagnosis(step) for step in steps]
+    numbers = [diagnosis(step) for step in steps]
     lines = []
     if steps[0].candidates is not None:
         ess, share = min(row["ess"] for row in numbers), max(row["largest_share"] for row in numbers)
@@ -180,8 +181,9 @@ def told(steps: Sequence[Sampled]) -> list[str]:
     accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
     rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
     how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
-    is_known = not any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers)
-    far = f"at most {worst:.2g} ({how})" if is_known else "not known, since one candidate carries most of the weight"
+    far = _far([step.distance for step in steps], how)
+    if any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers):
+        far = "not known, since one candidate carries most of the weight"
     lines.append(
         f"{steps[0].method}: {rate}total variation from {_target(steps[0])} {far}; "
         f"{sum(step.base_tokens for step in steps):,} base tokens"
@@ -189,10 +191,15 @@ def told(steps: Sequence[Sampled]) -> list[str]:
     return lines
 
 
+def _far(distances: list[float | None], how: str) -> str:
+    known = [distance for distance in distances if distance is not None]
+    return f"at most {max(known):.2g} ({how})" if len(known) == len(distances) else "not known"
+
+
 def _target(step: Sampled) -> str:
     """The law that was aimed at, in words."""
     found = step.candidates
-    words = "the joint model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.target]
+    words = "the residual model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.law]
     return words if found is None or found.log_ahead is None else f"{words}, looking ahead,"
 
 

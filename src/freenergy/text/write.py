@@ -1,15 +1,16 @@
 """From a prefix to texts: encode, sample once or chunk by chunk, decode."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import final
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel
+from freenergy.core.roles import Target
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
+from freenergy.models.residual import Residual
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT, Sampled, Sampler
 from freenergy.text.chunks import Chunk, write
@@ -24,13 +25,17 @@ class Writing:
     """How texts are written. Several texts of several chunks are written one after the other, each by itself."""
 
     sampler: Sampler = field(default_factory=Resampling)
+    num: int = 1  # texts of each prefix
     chunks: int = 1
     look_ahead: int = 0  # roll-outs of the next chunk that each candidate is judged by; 0 looks at the chunk alone
     max_context: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
 
     def __post_init__(self) -> None:
-        if self.chunks < 1 or self.look_ahead < 0:
-            raise UserError(f"chunks is {self.chunks} and look_ahead {self.look_ahead}: set them to at least 1 and 0")
+        if self.num < 1 or self.chunks < 1 or self.look_ahead < 0:
+            raise UserError(
+                f"num is {self.num}, chunks {self.chunks} and look_ahead {self.look_ahead}: set them to at least 1, 1 "
+                "and 0"
+            )
 
 
 def stream(seed: int, number: int = 0) -> Rng:
@@ -39,8 +44,7 @@ def stream(seed: int, number: int = 0) -> Rng:
 
 
 def write_texts(
-    base: LanguageModel,
-    energy: Energy,
+    model: Residual,
     tokenizer: Tokenizer,
     prefix: str,
     space: SequenceSpace,
@@ -51,15 +55,15 @@ def write_texts(
     on_chunk: OnChunk | None = None,
 ) -> Texts:
     """Texts that continue one prefix; ``on_chunk`` is told the words of each chunk as soon as they are there."""
-    context = Sequences.from_lists([tokenizer.encode(prefix)])
+    target = Target(model, Sequences.from_lists([tokenizer.encode(prefix)]), space)
     if writing.chunks == 1 and not writing.look_ahead:
-        sampled = writing.sampler(base, energy, context, space, rng, progress)
+        sampled = writing.sampler(target, writing.num, rng, progress)
         return Texts(prefix=prefix, texts=of_sampled(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer)
     texts, steps = [], []
-    for r in range(_num(writing.sampler)):
+    for r in range(writing.num):
         chunks: list[Chunk] = []
         shown = ""
-        for chunk in _long(base, energy, context, space, rng.child("text", r), writing, tokenizer.eos, progress):
+        for chunk in _long(target, rng.child("text", r), writing, tokenizer.eos, progress):
             chunks.append(chunk)
             text = of_chunks(chunks, tokenizer)
             if on_chunk is not None:
@@ -70,33 +74,17 @@ def write_texts(
     return Texts(prefix=prefix, texts=tuple(texts), steps=tuple(steps), tokenizer=tokenizer)
 
 
-def _long(
-    base: LanguageModel,
-    energy: Energy,
-    context: Sequences,
-    space: SequenceSpace,
-    rng: Rng,
-    writing: Writing,
-    eos: int,
-    progress: Progress,
-) -> Iterator[Chunk]:
+def _long(target: Target[Residual], rng: Rng, writing: Writing, eos: int, progress: Progress) -> Iterator[Chunk]:
     return write(
-        base,
-        energy,
-        context,
-        space,
+        target,
         rng,
         chunks=writing.chunks,
-        sampler=replace(writing.sampler, num=1),  # type: ignore[type-var]
+        sampler=writing.sampler,
         look_ahead=writing.look_ahead,
         max_context=writing.max_context,
         eos=eos,
         progress=progress,
     )
-
-
-def _num(sampler: Sampler) -> int:
-    return int(getattr(sampler, "num", 1))
 
 
 def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:

@@ -36,13 +36,13 @@ from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, LanguageModel, Loss
+from freenergy.core.scored import Scored
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Windows
 from freenergy.energies.saving import copied
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.presets import set_dropout
 from freenergy.partition import effective_sample_size
-from freenergy.samplers.candidates import Candidates, weigh
 from freenergy.text.model import ResidualModel
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.epoch_order import Shuffled
@@ -188,7 +188,7 @@ class DistilTask:
         self,
         joint: ResidualModel,
         windows: Windows,
-        held_out: Candidates,
+        held_out: Scored,
         space: SequenceSpace,
         settings: Distilling,
         folder: Path,
@@ -231,14 +231,14 @@ class DistilTask:
         return Validation(q.kl - nearer, more)
 
     @torch.no_grad()
-    def _draw(self, proposal: Proposal, contexts: Sequences, num: int, rng: Rng) -> Candidates:
+    def _draw(self, proposal: Proposal, contexts: Sequences, num: int, rng: Rng) -> Scored:
         """Draws of a proposal, weighed for P."""
         draws = self.proposals.lm(proposal).sample(contexts, num, self.space, rng)
         log_base = self.joint.base.log_prob(draws.x) if proposal.step else draws.log_base
-        return weigh(self.joint.energy, Draws(draws.x, log_base, draws.log_proposal), target="joint")
+        return self.joint.residual.weigh(Draws(draws.x, log_base, draws.log_proposal), law="model")
 
 
-def _effective(drawn: Candidates) -> float:
+def _effective(drawn: Scored) -> float:
     """Mean effective sample size; a context without any weight has none."""
     return effective_sample_size(drawn.log_weight).nan_to_num(0.0).mean().item()
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from freenergy.core.errors import UserError
 from freenergy.core.roles import Truncation
-from freenergy.samplers.candidates import Target
+from freenergy.core.scored import Law
 from freenergy.text.texts import Texts, diagnosis, finite
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -74,7 +74,7 @@ class CompletionRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     candidates: int | None = Field(None, ge=1, description="Of each choice of the joint model.")
-    target: Target | None = None
+    target: Law | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, description="With echo, which tells the same.")

@@ -8,10 +8,10 @@ from typing import Literal, TypeVar, final
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.scored import Law
 from freenergy.core.sequences import Sequences
 from freenergy.lm.stepping import check_fits, started
 from freenergy.recipes.writing import has_energy
-from freenergy.samplers.candidates import Target
 from freenergy.text.model import ResidualModel
 from freenergy.web.jobs import Added, Drawn, Event, Finished, Question, Tell, answer
 from freenergy.web.settings import Limits
@@ -109,7 +109,7 @@ class Engine:
         candidates: int | None = None,
         max_tokens: int | None = None,
         truncation: Truncation = ANCESTRAL,
-        target: Target = "restricted",
+        target: Law = "restricted",
         seed: int = 0,
         number: int = 0,
         stop: Sequence[str] = (),

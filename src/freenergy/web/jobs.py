@@ -14,12 +14,13 @@ from typing import Any, Literal, final
 import torch
 
 from freenergy.core.rng import Rng, Streams
-from freenergy.core.roles import Truncation
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.roles import Target, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.lm.remote import RemoteLM
-from freenergy.samplers.candidates import Candidates, Target, propose
-from freenergy.samplers.plain import all_of, no_energy
+from freenergy.models.residual import Residual
+from freenergy.samplers.plain import all_of
 from freenergy.samplers.resampling import Resampling
 from freenergy.text.chunks import Chunk, LongText
 from freenergy.text.model import ResidualModel
@@ -39,7 +40,7 @@ class Question:
     candidates: int  # of each choice; the base draws its texts and no candidates
     max_tokens: int  # of a text
     truncation: Truncation
-    target: Target
+    target: Law
     seed: int
     number: int = 0  # of the prefix among those that share the seed
     stop: tuple[str, ...] = ()  # a text that holds one of these needs no further chunk
@@ -54,7 +55,7 @@ class Drawn:
     text: int  # which the chunk is for; 0 where one choice among the candidates gives all texts
     chunk: int
     start: int
-    candidates: Candidates  # [1, k]
+    candidates: Scored  # [1, k]
 
 
 @final
@@ -89,7 +90,7 @@ class Need:
     rng: Rng
     space: SequenceSpace
     truncation: Truncation
-    target: Target
+    target: Law
     is_weighed: bool
 
     @property
@@ -98,27 +99,26 @@ class Need:
         return self.space, self.truncation, self.target, self.is_weighed
 
 
-Drawing = Generator[Need, Candidates, Candidates]
+Drawing = Generator[Need, Scored, Scored]
 
 
-def draw(joint: ResidualModel, needs: Sequence[Need], count: int) -> list[Candidates]:
+def draw(joint: ResidualModel, needs: Sequence[Need], count: int) -> list[Scored]:
     """``count`` candidates for each of some needs of one kind, in one call of the models."""
     one = needs[0]
     streams = [need.rng.shift(candidates=need.first) for need in needs]
-    found = propose(
-        joint.base,
-        joint.energy if one.is_weighed else no_energy,
+    model = joint.residual if one.is_weighed else Residual(joint.base)
+    found = model.propose(
         Sequences.from_lists([need.context for need in needs]),
         count,
         one.space,
         streams[0] if len(needs) == 1 else Streams(streams),
         truncation=one.truncation,
-        target=one.target,
+        law=one.target,
         batch_size=count * len(needs),
     )
     if not one.is_weighed:
         found = replace(found, energy=torch.full_like(found.energy, torch.nan))
-    return [_of_context(found, b) for b in range(len(needs))]
+    return [found.of_context(b) for b in range(len(needs))]
 
 
 def can_share(joint: ResidualModel) -> bool:
@@ -126,7 +126,7 @@ def can_share(joint: ResidualModel) -> bool:
     return not isinstance(joint.base, RemoteLM)
 
 
-def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Need, Candidates, None]:
+def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Need, Scored, None]:
     """Write the texts of a question, and tell what happens on the way."""
     assert joint.tokenizer is not None, "the engine has looked"
     if question.law == "base":
@@ -140,7 +140,7 @@ def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Ne
 
 def _plain(
     joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
-) -> Generator[Need, Candidates, Texts]:
+) -> Generator[Need, Scored, Texts]:
     """Draws of the base, as ``samplers.Plain`` makes them; each ends where its document does."""
     space = SequenceSpace(vocab_size=joint.base.vocab_size, length=question.max_tokens, eos=joint.base.eos)
     rng = stream(question.seed, question.number)
@@ -161,12 +161,12 @@ def _plain(
 
 def _chosen(
     joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
-) -> Generator[Need, Candidates, Texts]:
+) -> Generator[Need, Scored, Texts]:
     """All texts by one choice; a text of fewer tokens than the energy reads is the beginning of one of as many."""
     space, rng, sampler = _space(joint, question), stream(question.seed, question.number), _sampler(question)
     need = _need(question, question.context, question.candidates, space, rng.child("draw"))
     found = yield from _drawn(need, tell, text=0, chunk=0)
-    sampled = sampler.choose(found, rng.child("choose"))
+    sampled = sampler.choose(found, question.num, rng.child("choose"))
     texts = tuple(_cut(text, question.max_tokens, tokenizer) for text in of_sampled(sampled, tokenizer))
     for r, text in enumerate(texts):
         tell(Added(text=r, tokens=text.tokens))
@@ -176,7 +176,7 @@ def _chosen(
 
 def _chunked(
     joint: ResidualModel, tokenizer: Tokenizer, question: Question, tell: Tell
-) -> Generator[Need, Candidates, Texts]:
+) -> Generator[Need, Scored, Texts]:
     """Text after text, each chunk by chunk."""
     texts, steps = [], []
     for r in range(question.num):
@@ -188,31 +188,32 @@ def _chunked(
 
 def _one_text(
     joint: ResidualModel, tokenizer: Tokenizer, question: Question, r: int, tell: Tell
-) -> Generator[Need, Candidates, list[Chunk]]:
-    space, sampler = _space(joint, question), replace(_sampler(question), num=1)
+) -> Generator[Need, Scored, list[Chunk]]:
+    space, sampler = _space(joint, question), _sampler(question)
     rng = stream(question.seed, question.number).child("text", r)
     given = Sequences.from_lists([question.context])
-    text = LongText(joint.base, joint.energy, given, space, joint.max_context, tokenizer.eos, question.max_tokens, [])
+    target = Target(joint.residual, given, space)
+    text = LongText(target, joint.max_context, tokenizer.eos, question.max_tokens, [])
     chunks: list[Chunk] = []
     while not text.is_done() and not any(stop in tokenizer.decode(text.written) for stop in question.stop):
         k, own = len(chunks), rng.child("chunk", len(chunks))
         need = _need(question, text.before()[0], question.candidates, space, own.child("draw"))
         found = yield from _drawn(need, tell, text=r, chunk=k)
-        chunks.append(text.add(k, sampler.choose(found, own.child("choose"))))
+        chunks.append(text.add(k, sampler.choose(found, 1, own.child("choose"))))
         tell(Added(text=r, tokens=chunks[k].tokens))
     return chunks
 
 
 def _drawn(need: Need, tell: Tell, *, text: int, chunk: int) -> Drawing:
     """All that is needed, in the parts in which it comes."""
-    parts: list[Candidates] = []
+    parts: list[Scored] = []
     first = 0
     while first < need.num:
         part = yield replace(need, first=first, num=need.num - first)
         tell(Drawn(text=text, chunk=chunk, start=first, candidates=part))
         parts.append(part)
         first += part.energy.shape[1]
-    return Candidates.cat(parts, dim=1)
+    return Scored.cat(parts, dim=1)
 
 
 def _need(question: Question, context: Sequence[int], num: int, space: SequenceSpace, rng: Rng) -> Need:
@@ -221,9 +222,7 @@ def _need(question: Question, context: Sequence[int], num: int, space: SequenceS
 
 
 def _sampler(question: Question) -> Resampling:
-    return Resampling(
-        candidates=question.candidates, num=question.num, truncation=question.truncation, target=question.target
-    )
+    return Resampling(candidates=question.candidates, truncation=question.truncation, law=question.target)
 
 
 def _space(joint: ResidualModel, question: Question) -> SequenceSpace:
@@ -237,15 +236,3 @@ def _cut(text: Text, max_tokens: int, tokenizer: Tokenizer) -> Text:
         return text
     tokens = text.tokens[:max_tokens]
     return replace(text, text=tokenizer.decode(tokens), tokens=tokens, has_ended=False)
-
-
-def _of_context(found: Candidates, b: int) -> Candidates:
-    """The candidates of one context, on the CPU."""
-    x = found.x[b : b + 1].to("cpu")
-    return replace(
-        found,
-        x=Continuations(x.contexts.trimmed(), x.tokens, x.lengths),
-        log_base=found.log_base[b : b + 1],
-        log_proposal=found.log_proposal[b : b + 1],
-        energy=found.energy[b : b + 1],
-    )

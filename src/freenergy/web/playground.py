@@ -22,11 +22,11 @@ from pydantic import Field
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.roles import Truncation
+from freenergy.core.scored import Law
 from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.prefix_energies import rising
 from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
-from freenergy.samplers.candidates import Target
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.dialect import Body, TokenId
 from freenergy.web.engine import Engine, Question
@@ -59,7 +59,7 @@ class WriteRequest(Body):
     top_k: int = Field(0, ge=0, description="0 keeps every token.")
     temperature: float = Field(1.0, gt=0, le=100)
     seed: Seed = 0
-    target: Target = "restricted"
+    target: Law = "restricted"
 
 
 class NextRequest(Body):

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from freenergy.core.errors import UserError
+from freenergy.core.scored import Scored
+from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
-from freenergy.samplers.candidates import Candidates
 from freenergy.samplers.sampled import Sampled
 from freenergy.text.texts import Texts, diagnosis, finite
 from freenergy.web.engine import Added, Answers, Drawn, Engine, Question, TooLong
@@ -30,7 +31,7 @@ def watched(engine: Engine, question: Question) -> Answers:
     return engine.turns.ask(lambda tell: in_parts(answer(engine.joint, question, tell), most))
 
 
-def in_parts(steps: Generator[Need, Candidates, None], most: int) -> Generator[Need, Candidates, None]:
+def in_parts(steps: Generator[Need, Scored, None], most: int) -> Generator[Need, Scored, None]:
     """The same steps, which need at most so many candidates at once."""
     with closing(steps):
         try:
@@ -101,8 +102,8 @@ def _step(step: Sampled) -> dict[str, Any]:
     return {**diagnosis(step), "chosen": chosen, "word": word}
 
 
-def evenness(candidates: Candidates) -> str:
+def evenness(candidates: Scored) -> str:
     """The verdict on the weights of one context's candidates, as a word."""
     if float(candidates.share.max()) > LARGE_SHARE:
         return EVENNESS[2]
-    return EVENNESS[1] if candidates.diagnostics().verdicts()[0] else EVENNESS[0]
+    return EVENNESS[1] if log_partition(candidates.log_weight).verdicts()[0] else EVENNESS[0]

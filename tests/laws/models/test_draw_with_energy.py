@@ -3,13 +3,13 @@
 import pytest
 import torch
 import transformers
+from freenergy.samplers.candidates import propose
 
 from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation, UserError
 from freenergy.energies.probe import Probe
 from freenergy.energies.product import Product
 from freenergy.energies.settings import ProbeEnergy
 from freenergy.models.draw_with_energy import Split, draw_with_energy, energies_of_distinct
-from freenergy.samplers.candidates import propose
 
 V = 9
 SPACE = SequenceSpace(vocab_size=V, length=5, eos=0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from freenergy.evaluation.distilled import Scored, as_candidates, divergences
+from freenergy.evaluation.distilled import PolicyScores, as_candidates, divergences
 from freenergy.evaluation.perplexity import Counts
 
 BASE, POLICY = [8, 5, 4, 2, 1], [1, 2, 3, 3, 1]  # how often each of five strings is drawn, of 20 and of 10
@@ -18,7 +18,7 @@ TRUE = 3
 def scored(counts):
     """Draws of a law that stand for it exactly, after the true string."""
     strings = torch.tensor([TRUE] + [x for x, count in enumerate(counts) for _ in range(count)])
-    return Scored(LOG_BASE[strings].expand(2, -1), LOG_PI[strings].expand(2, -1), ENERGY[:, strings])
+    return PolicyScores(LOG_BASE[strings].expand(2, -1), LOG_PI[strings].expand(2, -1), ENERGY[:, strings])
 
 
 def documents(*numbers):

@@ -35,10 +35,11 @@ from freenergy.core.files import (
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
+from freenergy.core.scored import Scored
 from freenergy.corpus import Corpus
 from freenergy.evaluation.baselines import Compared, compare
 from freenergy.evaluation.certified import together
-from freenergy.evaluation.distilled import Scored, as_candidates, as_json, divergences
+from freenergy.evaluation.distilled import PolicyScores, as_candidates, as_json, divergences
 from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_windows
 from freenergy.evaluation.scores import score_windows, window_log_probs
 from freenergy.lm.checkpoints import save_checkpoint
@@ -51,7 +52,6 @@ from freenergy.recipes.open_run import load
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.runs.run import Run
-from freenergy.samplers.candidates import Candidates
 from freenergy.text.model import ResidualModel
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.distil import Distilling, DistilTask, Proposal, network, train_policy
@@ -136,7 +136,7 @@ def _work(run: Run, settings: Distilling, out: Path, key: str, progress: Progres
     write_json(out / RESULT, told)
 
 
-def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Candidates:
+def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Scored:
     """The stored draws of the base for validation windows, with their energies."""
     identity = stored_identity(run, corpus, "validation")
     contrast = StoredContrast(
@@ -146,9 +146,7 @@ def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Cand
     energy = cache.all_energies(joint.energy, run.recipe.training.rows)[:most, 1:]  # type: ignore[arg-type]
     index = torch.arange(len(energy))
     draws = contrast.store.draws(index, corpus.windows("validation").continuations(contrast.store.rows[index]).contexts)
-    return Candidates(
-        x=draws.x, log_base=draws.log_base, log_proposal=draws.log_proposal, energy=energy, target="joint"
-    )
+    return Scored(x=draws.x, log_base=draws.log_base, log_proposal=draws.log_proposal, energy=energy, law="model")
 
 
 def _training(task: DistilTask, chosen: Proposal, metrics: Path) -> dict[str, Any]:
@@ -188,13 +186,13 @@ class _Measuring:
             "perplexity": self._perplexity(of_base, counts),
         }
 
-    def _of_base(self) -> Scored:
+    def _of_base(self) -> PolicyScores:
         """The run's candidates."""
         contrast = StoredContrast(self.windows, self.store)
         found = self._score(self.joint.base, contrast, self.run.features, "candidates")
-        return Scored(found["log_base"], self._log_probs(self.policy, contrast, "policy"), found["energy"])
+        return PolicyScores(found["log_base"], self._log_probs(self.policy, contrast, "policy"), found["energy"])
 
-    def _of_policy(self, draws: int, mark: str) -> Scored:
+    def _of_policy(self, draws: int, mark: str) -> PolicyScores:
         """New draws of the policy for the same windows."""
         identity, folder = replace(self.store.identity, lm=mark, per_prefix=draws), self.folder / "draws"
         source, rng = FromBase(self.policy, self.corpus.space), self.rng.child("draws")
@@ -203,7 +201,7 @@ class _Measuring:
         shards.write(self.progress)
         contrast = StoredContrast(self.windows, NegativeStore.open(folder, identity))
         found = self._score(self.policy, contrast, self.folder / "features", "draws")
-        return Scored(self._log_probs(self.joint.base, contrast, "base"), found["log_base"], found["energy"])
+        return PolicyScores(self._log_probs(self.joint.base, contrast, "base"), found["log_base"], found["energy"])
 
     def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> dict[str, Tensor]:
         """Energies, and log-probabilities under the model that the strings were drawn from."""
@@ -224,7 +222,7 @@ class _Measuring:
                 advance(len(chunk))
         return torch.cat(found)
 
-    def _perplexity(self, of_base: Scored, counts: Counts) -> dict[str, Any]:
+    def _perplexity(self, of_base: PolicyScores, counts: Counts) -> dict[str, Any]:
         """Of base and policy on the windows of the evaluation, beside the joint model's certificate on its own."""
         wanted, rng = self.run.recipe.evaluation.windows, Rng(self.run.recipe.seed).child("evaluation", "windows")
         rows = choose_windows(len(self.windows), wanted, self.split, rng)

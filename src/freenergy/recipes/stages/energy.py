@@ -25,6 +25,7 @@ from freenergy.energies.settings import (
     UnitEnergy,
 )
 from freenergy.lm.load import locate_model, open_base
+from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.stages.negatives import chosen_windows, make_source, stored_identity, stored_splits
 from freenergy.recipes.stages.workers import Opened, job
@@ -106,7 +107,7 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
         return {}
     energy.save_pretrained(folder / MODEL)  # type: ignore[operator]
     summary = {"kind": settings.kind, "negatives_relative": run.recipe.negatives.is_relative, **summary}
-    write_text(folder / MODEL / "README.md", model_card(lm, energy, {"recipe": run.recipe.name, **summary}))
+    write_text(folder / MODEL / "README.md", model_card(Residual(lm, energy), {"recipe": run.recipe.name, **summary}))
     return summary
 
 

@@ -1,0 +1,141 @@
+"""The residual model: a language model and an energy that corrects it.
+
+    P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c),      log_score = log_base − energy = log P(x | c) + log Z(c)
+
+It is a ``Model``, and it can propose: draws of the base (or of the base tempered and truncated) with their weights.
+What the base computes while it draws is not computed again (``models.draw_with_energy``). A string that was drawn twice
+is read by the energy once.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance
+from freenergy.core.rng import Rng
+from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Model, Target, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.energies.call import energies_in_parts
+from freenergy.models.draw_with_energy import Split, energies_of_distinct
+
+
+def no_energy(x: Continuations) -> Float[Tensor, "B N"]:
+    """E = 0: the residual model is the base."""
+    return torch.zeros(x.shape, dtype=torch.float64)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """P(x | c) ∝ P_LM(x | c) · exp(−E(c, x))."""
+
+    base: LanguageModel
+    energy: Energy = no_energy
+
+    def log_score(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """log P_LM(x | c) − E(c, x), float64; with gradients where the energy has them."""
+        return self.base.log_prob(x).double() - self.energy(x).double()
+
+    @torch.no_grad()
+    def scored(self, x: Continuations, *, allow_inf: bool = False) -> Scored:
+        """Score given continuations; with ``allow_inf`` an energy may be +inf, and is refused otherwise."""
+        for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
+            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
+                raise UserError(
+                    f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
+                )
+        log_base = self.base.log_prob(x).double().cpu()
+        energy = energies_in_parts(self.energy, x, allow_inf=allow_inf)
+        return Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy)
+
+    def propose(
+        self,
+        contexts: Sequences,
+        num: int,
+        space: SequenceSpace,
+        rng: Rng,
+        *,
+        truncation: Truncation = ANCESTRAL,
+        law: Law = "restricted",
+        batch_size: int = 256,
+        allow_inf: bool = True,
+        advance: Advance | None = None,
+    ) -> Scored:
+        """Draw ``num`` continuations of each context and score them, at most ``batch_size`` per call of the models.
+
+        Contexts that fit are drawn together. Candidates own their randomness, so ``batch_size`` changes a text only
+        where rounding decides.
+        """
+        if num < 1 or batch_size < 1:
+            raise UserError(f"{num} candidates in batches of {batch_size} were asked for: ask for at least one")
+        split, rows, together = Split.of(self.energy, self.base), [], max(1, batch_size // num)
+        for b in range(0, len(contexts), together):
+            some, stream, parts, known = contexts[b : b + together].trimmed(), rng.shift(contexts=b), [], []
+            for n in range(0, num, batch_size):
+                count = min(batch_size, num - n)
+                draws, E = split.draw(self.base, some, count, space, stream.shift(candidates=n), truncation)
+                parts.append(draws)
+                known.append(E)
+                if advance is not None:
+                    advance(count * len(some))
+            draws = Draws.cat(parts, dim=1)
+            E = torch.cat(known, dim=1) + split.rest(draws.x, rows=batch_size, allow_inf=allow_inf)
+            rows.append(_scored(draws, E, truncation, law))
+        return Scored.cat(rows, dim=0)
+
+    def weigh(
+        self,
+        draws: Draws,
+        *,
+        truncation: Truncation = ANCESTRAL,
+        law: Law = "restricted",
+        batch_size: int = 256,
+    ) -> Scored:
+        """Score draws that were made before; equal strings of a context are read by the energy once."""
+        E = energies_of_distinct(self.energy, draws.x, rows=batch_size, allow_inf=True)
+        return _scored(draws, E, truncation, law)
+
+    def max_context(self, space: SequenceSpace) -> int | None:
+        """The longest context that base and energy can read before a continuation; None where there is no limit."""
+        longest = [self.base.max_length, *_max_lengths(self.energy)]
+        return min((limit - space.length for limit in longest if limit is not None), default=None)
+
+
+def relative_to_base(target: Target[Model]) -> Target[Residual]:
+    """Return the same target with its model as a ``Residual``."""
+    return Target(residual_of(target), target.contexts, target.space)
+
+
+def residual_of(target: Target[Model]) -> Residual:
+    """Express any target relative to what proposes for it: P ∝ q · exp(−(log q − log_score))."""
+    if isinstance(target.model, Residual):
+        return target.model
+    if target.proposal is None:
+        raise UserError(f"the model {type(target.model).__name__} has no base to draw from: give the target a proposal")
+    model, proposal = target.model, target.proposal
+
+    def relative(x: Continuations) -> Tensor:
+        return proposal.log_prob(x).double() - model.log_score(x).double()
+
+    return Residual(proposal, relative)
+
+
+def _scored(draws: Draws, energy: Float[Tensor, "B N"], truncation: Truncation, law: Law) -> Scored:
+    log_base, log_proposal = draws.log_base.double().cpu(), draws.log_proposal.double().cpu()
+    return Scored(
+        x=draws.x, log_base=log_base, log_proposal=log_proposal, energy=energy, law=law, truncation=truncation
+    )
+
+
+def _max_lengths(energy: Energy) -> list[int | None]:
+    """How many tokens the networks inside an energy can read."""
+    if not isinstance(energy, nn.Module):
+        return []
+    from freenergy.energies.trunk import Trunk  # here, since it loads transformers
+
+    return [module.max_length for module in energy.modules() if isinstance(module, Trunk)]
