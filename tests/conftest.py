@@ -12,7 +12,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["FREENERGY_ENGINE"] = "local:1"  # tests that are about workers start their own
+os.environ["FREENERGY_WORKERS"] = "local:1"  # tests that are about workers start their own
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-os.environ["FREENERGY_ENGINE"] = "local:1"
+os.environ["FREENERGY_WORKERS"] = "local:1"
 sys.path.insert(0, str(Path(__file__).parent))
 from mutating import mutate_bytes, mutate_file, mutate_lines, nasty, places, toml
 

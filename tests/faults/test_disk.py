@@ -9,7 +9,7 @@ import pytest
 from .children import sentence
 from .mounting import mount, own_mounts
 
-NO_ROOM = "no room on disk"
+NO_ROOM = "no space left to write"
 
 
 def fail_at_new(folder, seen, is_chosen):

@@ -26,7 +26,7 @@ def stop_in(begin, command, folder, stage):
 
 
 def stop_often(begin, recipe, folder, stages, *more):
-    """Stopped in these stages, then left alone; how often the word was said."""
+    """Interrupted in these stages, then left alone; how often the word was said."""
     words = 0
     for stage in stages:
         status, out, err = stop_in(begin, ("run", recipe, "--out", folder, *more), folder, stage)
@@ -60,12 +60,12 @@ def test_stopped_in_every_stage(begin, recipes, whole, ends_as, tmp_path):
 
 def test_a_request_is_heard_between_units_only():
     before = signal.getsignal(signal.SIGTERM)
-    with interrupt.stoppable():
-        assert not interrupt.is_asked()
-        interrupt.check()
+    with interrupt.handle_sigterm():
+        assert not interrupt.stop_requested()
+        interrupt.raise_if_stop_requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert interrupt.is_asked()
-        with pytest.raises(interrupt.Stopped):
-            interrupt.check()
-    assert not interrupt.is_asked()
+        assert interrupt.stop_requested()
+        with pytest.raises(interrupt.Interrupted):
+            interrupt.raise_if_stop_requested()
+    assert not interrupt.stop_requested()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -13,7 +13,7 @@ import typer
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import Stopped, stoppable
+from freenergy.core.interrupt import Interrupted, handle_sigterm
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -54,9 +54,9 @@ def main() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries would cross ours
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # advice on speed, from every rank
     try:
-        with stoppable():
+        with handle_sigterm():
             app()
-    except Stopped:
+    except Interrupted:
         if not _is_heard():
             return
         if "--json" in sys.argv:

@@ -11,12 +11,12 @@ from freenergy.cli.root import AsJson, RunFolder, print_json, refuse
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
 
-EngineName = Annotated[
+WorkersName = Annotated[
     str,
     typer.Option(
-        envvar="FREENERGY_ENGINE",
-        help="Who does parallel work: local (a process for each core that threads of torch leave), local:N, ray, or "
-        "ray:ADDRESS of a cluster. The result is the same bit for bit.",
+        envvar="FREENERGY_WORKERS",
+        help="Workers for parallel stages: local (one process per cores // torch threads), local:N, ray, or "
+        "ray:ADDRESS of a cluster. The result is bit-identical.",
     ),
 ]
 
@@ -28,12 +28,12 @@ def run(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
     ] = None,
-    engine: EngineName = "local",
+    workers: WorkersName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
     from freenergy.cli.show import Bars, show_stage
-    from freenergy.core.workers.open import open_engine
+    from freenergy.core.workers.from_name import worker_pool
     from freenergy.recipes import run as run_recipe
     from freenergy.recipes.load import load_recipe
     from freenergy.training.distributed.ranks import Ranks
@@ -45,8 +45,8 @@ def run(
             pass
         return
     results: dict[str, Any] = {}
-    with Bars() as bars, open_engine(engine) as workers:
-        for result in run_recipe(loaded, folder, stage=stage, progress=bars, engine=workers):
+    with Bars() as bars, worker_pool(workers) as pool:
+        for result in run_recipe(loaded, folder, stage=stage, progress=bars, workers=pool):
             results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
             if not as_json:
                 show_stage(result)
@@ -81,20 +81,20 @@ def evaluate(
     ] = None,
     split: Annotated[str | None, typer.Option(help="Measure on the run's test or validation text.")] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines on this text too.")] = False,
-    engine: EngineName = "local",
+    workers: WorkersName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Measure base, joint model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.cli.show import Bars, show_evaluation
-    from freenergy.core.workers.open import open_engine
+    from freenergy.core.workers.from_name import worker_pool
     from freenergy.recipes.stages.evaluate import Question
     from freenergy.recipes.stages.evaluate import evaluate as measure
 
     question = Question(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
     )
-    with Bars() as bars, open_engine(engine) as workers:
-        summary = measure(run_folder, question, bars, engine=workers)
+    with Bars() as bars, worker_pool(workers) as pool:
+        summary = measure(run_folder, question, bars, workers=pool)
     if as_json:
         print_json(summary)
     else:
@@ -122,7 +122,7 @@ def verify(
     run_folder: RunFolder,
     as_json: AsJson = False,
 ) -> None:
-    """Read every file that the stages of a run have left, and say whether a bit of them has changed since."""
+    """Verify the checksum of every file that the stages of a run wrote."""
     from freenergy.cli.show import Bars
     from freenergy.recipes import Run
     from freenergy.recipes import verify as compare
@@ -132,7 +132,7 @@ def verify(
     if found.damaged:
         others = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         sentence = (
-            f"{found.damaged[0]} is not what its stage has left{others}: delete {', '.join(found.again)} in "
+            f"{found.damaged[0]} does not match its checksum{others}: delete {', '.join(found.rerun)} in "
             f"{run_folder} and run the recipe again"
         )
         refuse(sentence, **asdict(found))
@@ -140,9 +140,9 @@ def verify(
         print_json(asdict(found))
         return
     size = f"{found.files:,} files of {len(found.stages)} stages, {found.bytes / 1e6:,.1f} MB"
-    typer.echo(f"{size}: every bit is as the stages have left it.")
-    if found.unsealed:
-        typer.echo(f"Made before stages were sealed, so not looked at: {', '.join(found.unsealed)}.")
+    typer.echo(f"{size}: every checksum matches.")
+    if found.without_checksums:
+        typer.echo(f"Written before freenergy kept checksums, so not verified: {', '.join(found.without_checksums)}.")
 
 
 def cite(

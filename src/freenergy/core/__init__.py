@@ -1,1 +1,1 @@
-"""What everything else is made of: sequences, spaces, randomness, roles, files."""
+"""The foundation of every other package: sequences, spaces, random streams, roles, files, workers."""

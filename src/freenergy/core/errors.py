@@ -1,7 +1,7 @@
-"""The one exception that speaks to users.
+"""The exception for bad input.
 
-A ``UserError`` is one sentence: what is wrong, where, and what to do. The command line prints it without a traceback
-and ends with status 2. Broken invariants of our own stay assertions.
+A ``UserError`` is one sentence: what is wrong, where, and how to fix it. The command line prints it without a traceback
+and exits with status 2. Violated invariants of our own code stay assertions.
 """
 
 
@@ -10,4 +10,4 @@ class UserError(ValueError):
 
 
 class DivergenceError(UserError):
-    """A training that cannot go on: an experiment writes it down and goes on with its other rows."""
+    """Training diverged and cannot continue; an experiment records it and continues with its other rows."""

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and the fingerprints that name what is in them.
+"""Atomic writes, locks, resumable JSON lines, and fingerprints of contents.
 
-A file is written beside its place, flushed to disk and renamed: a reader, or the same command after ``kill -9``, sees
-the old file, the new file, or none.
+A file is written under a temporary name, flushed to disk and renamed: a reader, or the same command after ``kill -9``,
+sees the old file, the new file, or none.
 """
 
 import errno
@@ -21,52 +21,54 @@ from filelock import FileLock, Timeout
 
 from freenergy.core.errors import UserError
 
-if TYPE_CHECKING:  # slow to import, and only some read arrays
+if TYPE_CHECKING:  # slow to import, and needed by few callers
     import numpy as np
     from torch import Tensor
 
 _PART = ".part"
-_SAFETENSORS_PART = ".tmp??????"  # what that library writes to before it renames
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SAFETENSORS_PART = ".tmp??????"  # temporary files of the safetensors library
+_FIX = "fix or remove the line"
+_REMAKE = "delete it and run the stage that makes it again"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a path to write to; on success it is renamed to ``path``, on failure nothing is left.
+    """Yield a temporary path; on success it is renamed to ``path``, on failure nothing is left.
 
-    >>> with atomic_write(Path("runs/a.txt")) as aside:  # doctest: +SKIP
-    ...     aside.write_text("all of it")
+    >>> with atomic_write(Path("runs/a.txt")) as temporary:  # doctest: +SKIP
+    ...     temporary.write_text("all of it")
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{host()}.{os.getpid()}{_PART}")
+    temporary = path.with_name(f".{path.name}.{host()}.{os.getpid()}{_PART}")
     try:
         with disk_full_as_user_error(path):
-            yield aside
-            flush(aside)
+            yield temporary
+            flush(temporary)
             if path.is_dir():
                 shutil.rmtree(path)
-            aside.replace(path)
+            temporary.replace(path)
             flush(path.parent)
     finally:
-        _remove(aside)
+        _remove(temporary)
 
 
 @cache
 def host() -> str:
-    """The name of this machine: on a disk that several share, a process id alone names nobody."""
+    """Return the name of this machine: on a shared disk, a process id alone does not identify a process."""
     return re.sub(r"[^\w-]", "-", platform.node()) or "host"
 
 
-def own_folder(folder: str | Path, mark: str) -> Path:
-    """A folder that may be written anew: absent, empty, or with the file ``mark`` that says whose it is."""
+def overwritable_folder(folder: str | Path, marker: str) -> Path:
+    """Return the resolved folder if it may be overwritten: it is missing, empty, or contains the file ``marker``."""
     path = Path(folder).resolve()
-    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / mark).is_file()):
-        raise UserError(f"{path} holds something else than what is to be saved (no {mark}): choose another folder")
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / marker).is_file()):
+        raise UserError(f"{path} contains other files (no {marker}), which would be overwritten: choose another folder")
     return path
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what killed processes were writing below a folder that nobody else is working in."""
+    """Remove the temporary files of killed processes below a folder that no other process is using."""
     for pattern in (f".*{_PART}", _SAFETENSORS_PART):
         for part in sorted(folder.rglob(pattern)):
             _remove(part)
@@ -81,27 +83,27 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def disk_full_as_user_error(path: Path) -> Iterator[None]:
-    """Turn 'no space left' in any of its forms into one sentence."""
+    """Turn every form of 'no space left on device' into a ``UserError``."""
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise no_room(path) from error
+        if error.errno in _DISK_FULL:
+            raise disk_full_error(path) from error
         raise
     except Exception as error:
-        # safetensors and arrow wrap the system's error in exceptions of their own; the code survives in the text
-        if any(f"os error {code}" in str(error) or f"[Errno {code}]" in str(error) for code in _NO_ROOM):
-            raise no_room(path) from error
+        # safetensors and arrow wrap the system's error in their own exceptions; the error code survives in the text
+        if any(f"os error {code}" in str(error) or f"[Errno {code}]" in str(error) for code in _DISK_FULL):
+            raise disk_full_error(path) from error
         raise
 
 
-def no_room(path: Path) -> UserError:
-    """Say that the disk is full."""
-    return UserError(f"no room on disk to write {path}: free some space or choose another folder, then run it again")
+def disk_full_error(path: Path) -> UserError:
+    """Return the error for a full disk."""
+    return UserError(f"no space left to write {path}: free some space or choose another folder, then run it again")
 
 
 def flush(path: Path) -> None:
-    """Make a file, a folder's files, or a rename survive a power cut."""
+    """Call fsync on a file, on a temporary folder with its files, or on a folder after a rename."""
     if path.is_dir() and path.suffix == _PART:
         for child in path.rglob("*"):
             flush(child)
@@ -113,71 +115,71 @@ def flush(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    with atomic_write(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    """Write a text file atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, whole or not at all, with sorted keys so that equal values are equal bytes."""
+    """Write JSON atomically, with sorted keys so that equal values give equal bytes."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 class _MissingError(UserError, KeyError):
-    """A KeyError for those who expect one, templates among them."""
+    """Is also a KeyError, which some callers (such as templates) expect."""
 
     __str__ = Exception.__str__
 
 
 class _Record(dict[str, Any]):
-    """A JSON object of a file; asked for what it does not have, it says so in one sentence."""
+    """A JSON object from a file; a missing key raises a ``UserError`` that names the file."""
 
     def __init__(self, values: Any = (), path: Path | None = None) -> None:
         super().__init__(values)
         self._path = path
 
     def __missing__(self, key: str) -> Any:
-        raise _MissingError(f"{self._path} has no {key!r}: delete it and run the stage that makes it again")
+        raise _MissingError(f"{self._path} has no {key!r}: {_REMAKE}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or say in one sentence why not."""
+    """Read a JSON object; raises ``UserError`` if the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda values: _Record(values, path))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, thousands of digits, brackets within brackets
-        raise UserError(f"{path} is not JSON ({error}): delete it and run the stage that makes it again") from None
+    except (ValueError, RecursionError) as error:  # also: bad UTF-8, thousands of digits, deep nesting
+        raise UserError(f"{path} is not valid JSON ({error}): {_REMAKE}") from None
     if not isinstance(value, _Record):
-        raise UserError(f"{path} holds no JSON object: delete it and run the stage that makes it again")
+        raise UserError(f"{path} does not contain a JSON object: {_REMAKE}")
     return value
 
 
-def parse_line(text: str, where: str) -> Any:
-    """The JSON value in a line that a user wrote, or one sentence that says ``where`` it is none."""
+def parse_json_line(text: str, where: str) -> Any:
+    """Parse a line that a user wrote as JSON; errors name the place, ``where``."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error.msg}, column {error.colno}): mend or remove the line") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
-        raise UserError(f"{where} is beyond what JSON readers take ({error}): mend or remove the line") from None
+        raise UserError(f"{where} is not valid JSON ({error.msg}, column {error.colno}): {_FIX}") from None
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, deep nesting
+        raise UserError(f"{where} exceeds the limits of JSON parsers ({error}): {_FIX}") from None
 
 
-def parse_texts(text: str, where: str) -> Any:
-    """The same, where all strings of the value have to be text."""
-    value = parse_line(text, where)
+def parse_json_text(text: str, where: str) -> Any:
+    """Parse a line as JSON whose strings must all be encodable as UTF-8."""
+    value = parse_json_line(text, where)
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where} has half of a surrogate pair, which is no text: mend or remove the line") from None
+        raise UserError(f"{where} contains half of a surrogate pair, which is not text: {_FIX}") from None
     except RecursionError as error:
-        raise UserError(f"{where} is beyond what JSON writers take ({error}): mend or remove the line") from None
+        raise UserError(f"{where} exceeds the limits of JSON writers ({error}): {_FIX}") from None
     return value
 
 
 @contextmanager
 def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
-    """Turn whatever a library raises for a damaged file of ``path`` into one sentence that names it."""
+    """Turn whatever a library raises for a damaged file into a ``UserError`` that names ``path``."""
     try:
         yield
     except (UserError, AssertionError):
@@ -187,28 +189,28 @@ def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
         raise UserError(f"{path} is damaged or of another version ({reason}): {remedy}") from error
 
 
-AGAIN = "delete it and run the same command again"
+RERUN = "delete it and run the same command again"
 
 
 def read_tensors(path: Path) -> "dict[str, Tensor]":
-    """Read a safetensors file, or say in one sentence why not."""
+    """Read a safetensors file; raises ``UserError`` if it is damaged."""
     from safetensors.torch import load_file
 
-    with corruption_as_user_error(path, AGAIN):
+    with corruption_as_user_error(path, RERUN):
         return _Record(load_file(path), path)
 
 
 def read_arrays(path: Path) -> "dict[str, np.ndarray]":
-    """The same, as arrays of numpy."""
+    """Read a safetensors file as numpy arrays."""
     from safetensors.numpy import load_file
 
-    with corruption_as_user_error(path, AGAIN):
+    with corruption_as_user_error(path, RERUN):
         return _Record(load_file(path), path)
 
 
 @contextmanager
 def exclusive_file_lock(path: Path) -> Iterator[None]:
-    """Two processes that write the same file would mix their lines."""
+    """Hold an exclusive lock on a file while writing it; raises ``UserError`` if another process holds it."""
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,13 +222,13 @@ def exclusive_file_lock(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # first: who has opened it meanwhile sees that it is gone
+        Path(lock.lock_file).unlink(missing_ok=True)  # before release: whoever opened it meanwhile sees that it is gone
         lock.release()
 
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Two processes that work in one folder would write over each other."""
+    """Hold an exclusive lock on a folder; raises ``UserError`` if another process holds it."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,24 +245,24 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def resumable_jsonl(path: Path, key: Any) -> Iterator["ResumableLines"]:
-    """JSON lines that are added one by one and appear as ``path`` when all are there; the same ``key`` goes on.
+    """Append JSON lines one by one to a temporary file that becomes ``path`` at the end; the same ``key`` resumes.
 
     >>> with resumable_jsonl(Path("out.jsonl"), {"seed": 0}) as lines:  # doctest: +SKIP
     ...     for i in range(lines.done, 10):
     ...         lines.add({"i": i})
     """
-    aside = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
+    temporary = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a file to write")
-    with exclusive_file_lock(path), disk_full_as_user_error(path), aside.open("ab+") as file:
+    with exclusive_file_lock(path), disk_full_as_user_error(path), temporary.open("ab+") as file:
         yield ResumableLines(file)
-        flush(aside)
-        aside.replace(path)
+        flush(temporary)
+        temporary.replace(path)
         flush(path.parent)
 
 
 class ResumableLines:
-    """Lines so far; a torn last one is cut off."""
+    """The lines written so far; an incomplete last line is truncated."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.done, end = file, 0, 0
@@ -272,7 +274,7 @@ class ResumableLines:
         file.truncate(end)
 
     def add(self, value: Any) -> None:
-        """One more line, on disk before the next is begun."""
+        """Append a line and fsync it."""
         line = json.dumps(value, ensure_ascii=False, allow_nan=False)
         self._file.write(line.encode() + b"\n")
         self._file.flush()
@@ -281,12 +283,16 @@ class ResumableLines:
 
 
 def fingerprint(value: Any) -> str:
-    """Name a JSON-like value by its content: 16 hexadecimal digits of SHA-256 over its canonical form."""
+    """Identify a JSON-like value by its content: 16 hexadecimal digits of SHA-256 over its canonical form.
+
+    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    True
+    """
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,8 @@
-"""Stopping on request: finish what is in hand, keep it, and say so.
+"""Graceful interruption: SIGTERM finishes the current unit of work, saves it and exits.
 
-A scheduler that wants its machine back sends SIGTERM and waits a little. Long work asks between its units whether it
-should stop (training after every step, everything else whenever it reports progress), leaves whole files and raises
-``Stopped``; the same command goes on from there later.
+A scheduler that preempts a job sends SIGTERM and waits a little. Long work polls ``stop_requested`` between its units
+(training after every step, everything else whenever it reports progress), leaves complete files and raises
+``Interrupted``; the same command resumes from there later.
 """
 
 import signal
@@ -11,35 +11,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_asked = threading.Event()
+_requested = threading.Event()
 
 
-class Stopped(Exception):  # noqa: N818 (it is no error)
-    """Work has ended early because it was asked to; what was done is kept."""
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """Work stopped early because a stop was requested; everything finished so far is saved."""
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
-    """Within, SIGTERM is a request. Only the main thread may call this."""
+def handle_sigterm() -> Iterator[None]:
+    """Treat SIGTERM as a stop request inside the block. Only the main thread may call this."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        _asked.set()
+    def request(number: int, frame: FrameType | None) -> None:
+        _requested.set()
 
-    _asked.clear()
-    before = signal.signal(signal.SIGTERM, ask)
+    _requested.clear()
+    before = signal.signal(signal.SIGTERM, request)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        _asked.clear()
+        _requested.clear()
 
 
-def is_asked() -> bool:
-    """Whether someone wants this process to stop."""
-    return _asked.is_set()
+def stop_requested() -> bool:
+    """Whether SIGTERM has asked this process to stop."""
+    return _requested.is_set()
 
 
-def check() -> None:
-    """Raise ``Stopped`` where someone wants this process to stop."""
-    if is_asked():
-        raise Stopped
+def raise_if_stop_requested() -> None:
+    """Raise ``Interrupted`` if a stop was requested."""
+    if stop_requested():
+        raise Interrupted

@@ -1,6 +1,7 @@
-"""How long work tells how far it is, without knowing who looks.
+"""Progress reporting without a dependency on any display.
 
-Library code takes a ``Progress`` and calls it; the command line draws bars with time left, others pass nothing.
+Library code takes a ``Progress`` and calls it; the command line draws bars with the remaining time, other callers pass
+nothing.
 """
 
 from collections.abc import Iterator
@@ -10,34 +11,34 @@ from typing import Protocol, final, runtime_checkable
 
 @runtime_checkable
 class Advance(Protocol):
-    """Called with the units done since the last call, and a few words on how it goes."""
+    """Callback: takes the units done since the last call, and an optional short note."""
 
     def __call__(self, amount: float | int, note: str = "") -> None:
-        """Go on by ``amount``."""
+        """Advance by ``amount`` units."""
         ...
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """Someone who is told how far the work is."""
+    """Receives progress reports."""
 
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> AbstractContextManager[Advance]:
-        """Begin a piece of work of ``total`` units; call the result with the units done since the last call."""
+        """Start a task of ``total`` units; call the result with the units done since the last call."""
         ...
 
     def say(self, message: str) -> None:
-        """One line of words for a person."""
+        """Show one line of text to the user."""
         ...
 
 
 @final
 class Silent:
-    """Nobody looks."""
+    """Ignores all reports."""
 
     @contextmanager
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
-        """Count nothing."""
+        """Return a callback that does nothing."""
         yield lambda amount, note="": None
 
     def say(self, message: str) -> None:
-        """Say nothing."""
+        """Ignore the message."""

@@ -15,8 +15,8 @@ import numpy as np
 from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, fingerprint, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import WorkerPool
 from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.learn import learn, sample
 from freenergy.corpus.read import find
@@ -30,7 +30,7 @@ from freenergy.corpus.windows import Places, make_windows, write_windows
 
 _SURVEY, _SHARDS = "survey.json", "shards"
 _EXAMPLES = 3
-_HERE = Here()
+_IN_PROCESS = InProcess()
 
 
 def prepare(
@@ -42,7 +42,7 @@ def prepare(
     progress: Progress,
     *,
     shard_bytes: int = SHARD_BYTES,
-    engine: Engine = _HERE,
+    workers: WorkerPool = _IN_PROCESS,
 ) -> CorpusReport:
     """Prepare a corpus in ``folder``, or go on where an earlier call with the same settings stopped.
 
@@ -58,7 +58,7 @@ def prepare(
         splits = wanted(settings, sources)
         with progress.track("encoding", total_size(sources), "bytes") as advance:
             pieces = tagged(settings, sources, found, seed, advance)
-            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes, engine)
+            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes, workers)
         counts = join_shards(folder / _SHARDS, num_shards, splits, folder)
         report = _finish(settings, tokenizer, counts, folder, progress)
         write_json(folder / REPORT, report.to_json())

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import disk_full_as_user_error, parse_line
+from freenergy.core.files import disk_full_as_user_error, parse_json_line
 from freenergy.core.progress import Advance
 from freenergy.corpus.documents import END, Fragments, Piece, lines, pieces, split_documents
 from freenergy.corpus.settings import CorpusSettings
@@ -176,7 +176,7 @@ def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
 
 
 def _text_of_row(row: str, column: str, where: str) -> str:
-    value = parse_line(row, where)
+    value = parse_json_line(row, where)
     if not isinstance(value, dict):
         raise UserError(f'{where} is not a JSON object: write each row as {{"{column}": "…"}}')
     if column not in value:

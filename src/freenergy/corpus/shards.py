@@ -19,9 +19,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from freenergy.core.files import atomic_write, read_arrays
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine
-from freenergy.core.workers.shards import each_of
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.shards import map_unless_single
 from freenergy.corpus.documents import Piece
 from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 SHARD_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes a token until a batch is done; more is no faster
 
-_HERE = Here()
+_IN_PROCESS = InProcess()
 
 Tagged = Iterable[tuple[str, Piece]]
 Group = list[tuple[str, Piece, int]]  # split, piece, bytes
@@ -51,7 +51,9 @@ def token_type(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
 
 
-def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, engine: Engine = _HERE) -> int:
+def encode_shards(
+    tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, workers: WorkerPool = _IN_PROCESS
+) -> int:
     """Encode what is not encoded yet; the number of shards. This process reads the text, the engine's encode it."""
     count = 0
 
@@ -62,7 +64,7 @@ def encode_shards(tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_byte
                 yield count, group
             count += 1
 
-    with closing(each_of(engine, partial(_make, folder.resolve(), tokenizer), missing())) as results:
+    with closing(map_unless_single(workers, partial(_make, folder.resolve(), tokenizer), missing())) as results:
         for _ in results:
             pass
     return count

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, fingerprint, own_folder, read_json, write_json
+from freenergy.core.files import atomic_write, fingerprint, overwritable_folder, read_json, write_json
 from freenergy.core.sequences import Continuations
 
 CONFIG, ARRAYS = "energy.json", "energy.safetensors"
@@ -88,7 +88,7 @@ class FeatureEnergy(nn.Module, ABC):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, whole or not at all."""
-        with atomic_write(own_folder(folder, CONFIG)) as aside:
+        with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             save_file({name: value.contiguous() for name, value in self.state_dict().items()}, aside / ARRAYS)
             self._save_more(aside)

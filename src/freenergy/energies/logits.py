@@ -15,7 +15,7 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from freenergy.core.files import atomic_write, own_folder, write_json
+from freenergy.core.files import atomic_write, overwritable_folder, write_json
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
@@ -46,7 +46,7 @@ class Logits(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the settings, which are all there is."""
-        with atomic_write(own_folder(folder, CONFIG)) as aside:
+        with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             write_json(aside / CONFIG, {"kind": self.settings.kind, "settings": asdict(self.settings)})
 

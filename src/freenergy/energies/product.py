@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, own_folder, write_json
+from freenergy.core.files import atomic_write, overwritable_folder, write_json
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
@@ -73,7 +73,7 @@ class Product(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write each part in a folder of its own: 0, 1, …"""
-        with atomic_write(own_folder(folder, CONFIG)) as aside:
+        with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             for i, part in enumerate(self.parts):
                 part.save_pretrained(aside / str(i))  # type: ignore[operator]

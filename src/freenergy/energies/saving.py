@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, own_folder, read_json, write_json
+from freenergy.core.files import atomic_write, overwritable_folder, read_json, write_json
 from freenergy.core.roles import LanguageModel
 from freenergy.energies.features import ARRAYS, CONFIG
 from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
@@ -37,7 +37,7 @@ def saved(
     **more: Any,
 ) -> Iterator[Path]:
     """Write the folder whole or not at all; within the block other files can be added."""
-    with atomic_write(own_folder(folder, CONFIG)) as aside:
+    with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
         aside.mkdir()
         network.config.save_pretrained(aside / _TRUNK)
         save_model(module, str(aside / ARRAYS))

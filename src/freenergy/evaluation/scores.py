@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Integer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import AGAIN, atomic_write, corruption_as_user_error, read_tensors
+from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Windows
@@ -118,7 +118,7 @@ def window_log_probs(
     with progress.track(f"perplexity of {label}", len(rows), "windows") as advance:
         for path, some in log_prob_shards(rows, folder):
             write_log_probs(lm, windows, some, path)
-            with corruption_as_user_error(path, AGAIN):
+            with corruption_as_user_error(path, RERUN):
                 found[done : done + len(some)] = read_tensors(path)["log_prob"].reshape(len(some)).numpy()
             done += len(some)
             advance(len(some))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, parse_texts
+from freenergy.core.files import file_hash, parse_json_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
@@ -112,7 +112,7 @@ def read_prefixes(path: Path) -> Iterator[str]:
 
 
 def _prefix_of(line: str, where: str) -> str:
-    row = parse_texts(line, where)
+    row = parse_json_text(line, where)
     if not isinstance(row, dict) or not isinstance(row.get("prefix"), str):
         raise UserError(f'{where} has no text under prefix: write lines such as {{"prefix": "Once upon a time"}}')
     return str(row["prefix"])

@@ -35,12 +35,12 @@ from freenergy.core.files import (
     write_json,
 )
 from freenergy.core.progress import Progress, Silent
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import WorkerPool
 from freenergy.recipes.load import Recipe, make_recipe
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
-_SILENT, _HERE = Silent(), Here()
+_SILENT, _IN_PROCESS = Silent(), InProcess()
 _BEGUN, _RECIPE = "begun.json", "recipe.json"
 _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
@@ -52,15 +52,15 @@ class Run:
 
     folder: Path
     recipe: Recipe
-    engine: Engine = _HERE
+    workers: WorkerPool = _IN_PROCESS
 
     @classmethod
-    def open(cls, folder: str | Path, engine: Engine = _HERE) -> "Run":
+    def open(cls, folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> "Run":
         """An existing run."""
         folder = Path(folder)
         if not (folder / _RECIPE).is_file():
             raise UserError(f"{folder} is no run: give the folder that `freenergy run` made (it has a {_RECIPE})")
-        return cls(folder, make_recipe(read_json(folder / _RECIPE), origin=str(folder / _RECIPE)), engine)
+        return cls(folder, make_recipe(read_json(folder / _RECIPE), origin=str(folder / _RECIPE)), workers)
 
     def stage(self, name: str) -> Path:
         """The folder of a stage."""
@@ -135,7 +135,7 @@ def run(
     *,
     stage: str | None = None,
     progress: Progress = _SILENT,
-    engine: Engine = _HERE,
+    workers: WorkerPool = _IN_PROCESS,
 ) -> Iterator[StageResult]:
     """Do what is not done yet, up to ``stage``; yields a result a stage.
 
@@ -143,7 +143,7 @@ def run(
     which one it is does not change a bit of the result.
     """
     chosen = _up_to(stage, recipe)
-    this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe, engine)
+    this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe, workers)
     ranks = Ranks.found()
     alone = exclusive_lock(this.folder) if ranks.is_first else nullcontext()
     with ranks.together(), alone, disk_full_as_user_error(this.folder):
@@ -233,7 +233,7 @@ def _do(
 
 def _cpu_seconds(this: Run) -> float:
     """Of this process and of workers."""
-    return time.process_time() + this.engine.spent
+    return time.process_time() + this.workers.cpu_seconds
 
 
 def _begin(folder: Path, key: str) -> bool:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, own_folder, read_json, write_json, write_text
+from freenergy.core.files import atomic_write, overwritable_folder, read_json, write_json, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Target, Truncation
@@ -192,7 +192,7 @@ class ResidualModel:
         save_energy: Any = getattr(self.energy, "save_pretrained", None)
         if save_energy is None:
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
-        with atomic_write(own_folder(folder, RECORD)) as aside:
+        with atomic_write(overwritable_folder(folder, RECORD)) as aside:
             save_base(self.base, aside)
             save_energy(aside / "energy")
             self.tokenizer.save(aside / "tokenizer")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import DivergenceError
 from freenergy.core.files import corruption_as_user_error, flush, write_text
-from freenergy.core.interrupt import Stopped, is_asked
+from freenergy.core.interrupt import Interrupted, stop_requested
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
@@ -91,7 +91,7 @@ def _steps(
             with records.open("a") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
         is_late = time.monotonic() - saved_at > settings.checkpoint_seconds
-        is_late, is_stopped = ranks.any(is_late, is_asked())
+        is_late, is_stopped = ranks.any(is_late, stop_requested())
         if record.validation is not None or is_late or is_stopped:
             if ranks.is_first:
                 flush(records)  # a checkpoint that outlives a power cut has the records of its steps
@@ -99,7 +99,7 @@ def _steps(
             saved_at = time.monotonic()
         yield record
         if is_stopped:
-            raise Stopped
+            raise Interrupted
 
 
 def fit_watched(
@@ -117,7 +117,7 @@ def fit_watched(
         last = 0
         for record in fit(task, settings, folder, rng):
             if is_first:
-                with suppress(Stopped):  # all ranks stop after the same step, and only ``fit`` knows which
+                with suppress(Interrupted):  # all ranks stop after the same step, and only ``fit`` knows which
                     advance(record.step - last, line(record))
             last = record.step
 

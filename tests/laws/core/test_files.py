@@ -66,7 +66,7 @@ def test_no_room_on_disk_is_one_sentence(tmp_path):
     # -B: Python would keep what it could write of compiled modules, cut short, for the next who imports them
     command = [sys.executable, "-B", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("no room on disk to write big: free some space")
+    assert done.stdout.startswith("no space left to write big: free some space")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_fingerprints_name_content(tmp_path):
 
 def test_broken_json_is_one_sentence(tmp_path):
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="is not valid JSON"):
         read_json(tmp_path / "a.json")
     with pytest.raises(UserError, match="there is no file"):
         read_json(tmp_path / "b.json")

@@ -99,7 +99,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(mapped, "_records", full)
-    with pytest.raises(UserError, match="no room on disk to write"):
+    with pytest.raises(UserError, match="no space left to write"):
         NegativeStore.open(tmp_path, IDENTITY)
     assert not list((tmp_path / ".flat").iterdir())
 

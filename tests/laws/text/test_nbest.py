@@ -54,7 +54,7 @@ def test_edit_distance_is_the_shortest_way():
 
 
 BAD = {
-    "not JSON": ['{"candidates": ['],
+    "not valid JSON": ['{"candidates": ['],
     "no JSON object": ["[1]"],
     "the unknown key 'answer'": [GOOD | {"answer": "w2"}],
     "no list of texts as candidates": [{"prefix": "w1"}, {"candidates": []}, {"candidates": "w1"}, {"candidates": [1]}],
@@ -76,7 +76,7 @@ BAD = {
     "a number in id that is not finite": ['{"candidates": ["w1"], "id": [1e999]}'],
     "a number in document that is not finite": ['{"candidates": ["w1"], "document": NaN}'],
     "half of a surrogate pair": ['{"candidates": ["\\ud800"]}'],
-    "beyond what JSON readers take": ["[" * 100_000, '{"candidates": ["w1"], "errors": [1' + "0" * 5000 + "]}"],
+    "exceeds the limits of JSON parsers": ["[" * 100_000, '{"candidates": ["w1"], "errors": [1' + "0" * 5000 + "]}"],
 }
 
 

@@ -93,7 +93,7 @@ def test_utf_16_is_not_taken_for_text(tmp_path, read_all):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"text": "a"', "line 2 is not JSON"),
+        ('{"text": "a"', "line 2 is not valid JSON"),
         ('["a"]', "line 2 is not a JSON object"),
         ('{"text": 3}', "line 2 has int in 'text'"),
         ('{"body": "a", "id": 1}', "line 2 has no column 'text' .*'body', 'id'.*text_column"),

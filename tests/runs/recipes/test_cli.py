@@ -256,7 +256,7 @@ def test_no_room_on_disk(recipe, tmp_path, limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     done = subprocess.run(command, preexec_fn=small, capture_output=True, text=True, check=False)
-    refused((done.returncode, "", done.stderr), "no room on disk")
+    refused((done.returncode, "", done.stderr), "no space left to write")
     assert not list((tmp_path / "out").rglob("*.part"))
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr

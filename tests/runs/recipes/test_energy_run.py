@@ -314,7 +314,7 @@ def test_folders_of_others_are_kept(done, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     for each in (joint, joint.energy, *joint.energy.parts):
-        with pytest.raises(UserError, match="holds something else"):
+        with pytest.raises(UserError, match="contains other files"):
             each.save_pretrained(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from freenergy import load_recipe, run
-from freenergy.core.workers.local import Pool
-from freenergy.core.workers.open import open_engine
+from freenergy.core.workers.from_name import worker_pool
+from freenergy.core.workers.local import ProcessPool
 from freenergy.recipes.stages.evaluate import Question, evaluate
 
 CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=24", "evaluation.position_windows=2",
@@ -91,10 +91,10 @@ def test_a_pool_whose_workers_are_killed_makes_the_same_run(made, contents, tmp_
     watcher = Watcher(
         drawing=("draws for train", 3, lambda: kill(children)), scoring=("scores of", 2, lambda: kill(children))
     )
-    with Pool(2) as pool:
-        list(run(recipe, tmp_path / "run", engine=pool, progress=watcher))
-        evaluate(tmp_path / "run", TEXT, engine=pool)
-        assert pool.spent > 0
+    with ProcessPool(2) as pool:
+        list(run(recipe, tmp_path / "run", workers=pool, progress=watcher))
+        evaluate(tmp_path / "run", TEXT, workers=pool)
+        assert pool.cpu_seconds > 0
     assert watcher.seen == ["drawing", "scoring"]
     assert contents(tmp_path / "run") == expected
     assert children() == []
@@ -139,11 +139,11 @@ def busy(cluster):
 def test_a_cluster_that_loses_a_worker_and_a_machine_makes_the_same_run(made, contents, cluster, tmp_path, words):
     expected, recipe = made
     watcher = Watcher(worker=(words, 1, lambda: kill(lambda: busy(cluster))), machine=(words, 3, lambda: lose(cluster)))
-    with open_engine(f"ray:{cluster.address}") as engine:
-        assert engine.workers == 2
-        list(run(recipe, tmp_path / "run", engine=engine, progress=watcher))
-        wait_until(lambda: engine.workers == 1)
-        evaluate(tmp_path / "run", TEXT, engine=engine)
+    with worker_pool(f"ray:{cluster.address}") as engine:
+        assert engine.size == 2
+        list(run(recipe, tmp_path / "run", workers=engine, progress=watcher))
+        wait_until(lambda: engine.size == 1)
+        evaluate(tmp_path / "run", TEXT, workers=engine)
     assert watcher.seen == ["worker", "machine"]
     assert contents(tmp_path / "run") == expected
 
@@ -154,7 +154,7 @@ def test_no_workers_outlive_a_process_that_was_killed(joint_run, tmp_path, kill_
     import sys
 
     command = [sys.executable, "-m", "freenergy", "run", str(joint_run[1]), "--out", str(tmp_path / "run")]
-    command += [word for change in CHANGES for word in ("--set", change)] + ["--engine", "local:2"]
+    command += [word for change in CHANGES for word in ("--set", change)] + ["--workers", "local:2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     before = {process.pid for process in psutil.process_iter()}
     kill_when(command, lambda: len(list(tmp_path.rglob("negatives/train/*.parquet"))) > 2, environment)

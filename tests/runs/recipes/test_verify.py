@@ -37,10 +37,10 @@ def test_a_whole_run_is_whole_after_any_use(copy, call):
     status, out, err = call("verify", copy, "--json")
     assert status == 0, err
     found = json.loads(out)
-    assert found["damaged"] == found["unsealed"] == []
+    assert found["damaged"] == found["without_checksums"] == []
     assert found["files"] == len([n for n in files_of(copy) if n.name not in RECORDS]) > 20
     assert set(found["stages"]) == {"corpus", "base", "negatives", "energy", "candidates", "baselines", "evaluation"}
-    assert "every bit" in call("verify", copy)[1]
+    assert "every checksum matches" in call("verify", copy)[1]
 
 
 def found_damaged(folder):
@@ -48,7 +48,7 @@ def found_damaged(folder):
     try:
         return verify(folder).damaged
     except UserError as error:
-        return (str(error).split(" is not JSON")[0],)
+        return (str(error).split(" is not valid JSON")[0],)
 
 
 def test_a_turned_bit_in_any_file_is_named(copy):
@@ -79,9 +79,9 @@ def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, call, hashes)
     status, out, err = call("verify", copy, "--json")
     assert status == 2
     assert len(json.loads(out)["damaged"]) == 2
-    assert "is not what its stage has left (and 1 more)" in err
+    assert "does not match its checksum (and 1 more)" in err
     assert f": delete energy, evaluation, features in {copy} and run the recipe again" in err
-    for name in json.loads(out)["again"]:
+    for name in json.loads(out)["rerun"]:
         shutil.rmtree(copy / name)
     list(run(Run.open(copy).recipe, copy))
     assert verify(copy).damaged == ()
@@ -90,11 +90,11 @@ def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, call, hashes)
 
 def test_all_that_read_a_damaged_stage_is_made_again(copy):
     turn(copy / "evaluation" / "evaluation.json")
-    assert verify(copy).again == ("evaluation",)
+    assert verify(copy).rerun == ("evaluation",)
     turn(next((copy / "negatives").rglob("*.parquet")))
-    assert verify(copy).again == ("energy", "evaluation", "negatives", "features")
+    assert verify(copy).rerun == ("energy", "evaluation", "negatives", "features")
     turn(copy / "corpus" / "train.bin")
-    assert set(verify(copy).again) == {path.parent.name for path in copy.glob("*/stage.json")} | {"features"}
+    assert set(verify(copy).rerun) == {path.parent.name for path in copy.glob("*/stage.json")} | {"features"}
 
 
 def test_a_record_that_was_edited_is_not_believed(copy):
@@ -113,7 +113,7 @@ def test_runs_older_than_seals_are_told(copy):
         path.write_text(json.dumps({key: value for key, value in record.items() if key not in ("files", "mark")}))
     found = verify(copy)
     assert found.files == 0
-    assert set(found.unsealed) == set(found.stages)
+    assert set(found.without_checksums) == set(found.stages)
     Run.open(copy).finished("energy")  # and they are read
 
 

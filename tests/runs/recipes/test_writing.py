@@ -219,9 +219,9 @@ def test_prefixes_as_other_programs_write_them(tmp_path):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("[" * 100_000, "is beyond what JSON"),
-        ('{"prefix": "\\ud800"}', "has half of a surrogate pair"),
-        ("{", "is not JSON"),
+        ("[" * 100_000, "exceeds the limits of JSON"),
+        ('{"prefix": "\\ud800"}', "contains half of a surrogate pair"),
+        ("{", "is not valid JSON"),
     ],
 )
 def test_a_prefix_that_is_none_is_one_sentence_with_its_line(tmp_path, line, why):

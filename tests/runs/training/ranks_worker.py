@@ -207,7 +207,7 @@ def stopped(scratch, folder):
             seen = record.step
             if seen == 6 and not RANKS.is_first:
                 interrupt._asked.set()
-    except interrupt.Stopped:
+    except interrupt.Interrupted:
         interrupt._asked.clear()
         RANKS.barrier()
         rest, _ = train("text", scratch, folder)

@@ -69,7 +69,7 @@ def draw_by_worker(folder, k):
 
 def drawn(engine, do, folder):
     """Hashes of the eight shards that an engine makes."""
-    list(engine.each(partial(do, folder), range(8)))
+    list(engine.map_unordered(partial(do, folder), range(8)))
     return {path.name: file_hash(path) for path in folder.glob("*.parquet")}
 
 
@@ -82,6 +82,6 @@ def taking(numbers, taken):
 
 def asked_to_stop(engine, done):
     """This process gets SIGTERM at the first result."""
-    for item, _ in engine.each(square, range(100)):
+    for item, _ in engine.map_unordered(square, range(100)):
         done.append(item)
         signal.raise_signal(signal.SIGTERM)

@@ -13,84 +13,83 @@ import pytest
 import torch
 
 from freenergy import UserError
-from freenergy.core.interrupt import Stopped, stoppable
+from freenergy.core.interrupt import Interrupted, handle_sigterm
 from freenergy.core.progress import Silent
-from freenergy.core.workers import open as open_workers
-from freenergy.core.workers import shards
-from freenergy.core.workers.local import Here, Pool
-from freenergy.core.workers.open import open_engine
+from freenergy.core.workers import from_name, shards
+from freenergy.core.workers.from_name import worker_pool
+from freenergy.core.workers.local import InProcess, ProcessPool
 from freenergy.core.workers.protocol import RETRIES
-from freenergy.core.workers.worker import Surroundings
+from freenergy.core.workers.worker import WorkerEnvironment
 
 
 def test_here_works_in_order_and_takes_one_item_at_a_time():
     taken = []
-    results = Here().each(tasks.square, tasks.taking(range(5), taken))
+    results = InProcess().map_unordered(tasks.square, tasks.taking(range(5), taken))
     assert next(results) == (0, 0)
     assert taken == [0]
     assert list(results) == [(x, x * x) for x in range(1, 5)]
     with pytest.raises(UserError, match="three is refused"):
-        list(Here().each(tasks.refuse_three, range(5)))
+        list(InProcess().map_unordered(tasks.refuse_three, range(5)))
 
 
 def test_here_stops_when_it_is_asked_to():
     done = []
-    with stoppable(), pytest.raises(Stopped):
-        tasks.asked_to_stop(Here(), done)
+    with handle_sigterm(), pytest.raises(Interrupted):
+        tasks.asked_to_stop(InProcess(), done)
     assert done == [0]
 
 
 @pytest.mark.parametrize(
     "name", ["", "locale", "local:", "local:0", "local:x", "local:-1", "ray:", "spark", "local:9999"]
 )
-def test_names_that_are_no_engine(name):
-    with pytest.raises(UserError, match="engine"):
-        open_engine(name)
+def test_unknown_names_of_workers(name):
+    with pytest.raises(UserError, match="--workers"):
+        worker_pool(name)
 
 
 def test_local_leaves_cores_to_threads(monkeypatch):
-    monkeypatch.setattr(open_workers, "cores", lambda: 6)
+    monkeypatch.setattr(from_name, "cores", lambda: 6)
     for threads, workers in ((1, 6), (2, 3), (4, 1), (12, 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        engine = open_engine("local")
-        assert (engine.workers, isinstance(engine, Here)) == (workers, workers == 1)
-    assert isinstance(open_engine("local:1"), Here)
-    assert open_engine("local:5").workers == 5
+        engine = worker_pool("local")
+        assert (engine.size, isinstance(engine, InProcess)) == (workers, workers == 1)
+    assert isinstance(worker_pool("local:1"), InProcess)
+    assert worker_pool("local:5").size == worker_pool("5").size == 5
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "freenergy.core.workers.ray", None)
     with pytest.raises(UserError, match=r"pip install 'freenergy\[ray\]'"):
-        open_engine("ray")
+        worker_pool("ray")
 
 
 def test_a_worker_takes_over_its_surroundings(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TEST_OF_WORKERS", "1")
-    here = Surroundings.here()
+    here = WorkerEnvironment.current()
     monkeypatch.delenv("HF_TEST_OF_WORKERS")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.chdir("/")
-    here.enter()
+    here.apply()
     assert (os.environ["HF_TEST_OF_WORKERS"], Path.cwd()) == ("1", tmp_path)
     assert "RANK" not in os.environ
     with pytest.raises(UserError, match=r"install the same version"):
-        Surroundings(1, (), "/", "0.0.0-other").enter()
+        WorkerEnvironment(1, (), "/", "0.0.0-other").apply()
 
 
 def test_one_item_is_not_worth_a_worker():
-    with Pool(2) as pool:
-        assert list(shards.each_of(pool, tasks.process, [5])) == [(5, os.getpid())]
-        assert list(shards.each_of(pool, tasks.process, [])) == []
-        assert not shards.is_worth(pool, [1])
-        assert shards.is_worth(pool, [1, 2])
-    assert not shards.is_worth(Here(), [1, 2])
+    with ProcessPool(2) as pool:
+        assert list(shards.map_unless_single(pool, tasks.process, [5])) == [(5, os.getpid())]
+        assert list(shards.map_unless_single(pool, tasks.process, [])) == []
+        assert not shards.is_worth_parallelising(pool, [1])
+        assert shards.is_worth_parallelising(pool, [1, 2])
+    assert not shards.is_worth_parallelising(InProcess(), [1, 2])
 
 
 def test_a_folder_that_a_worker_does_not_see(tmp_path):
-    job = shards.Job(tasks.shards, tmp_path / "elsewhere", ())
-    with pytest.raises(UserError, match="needs a disk that all of them share"):
+    job = shards.ShardJob(tasks.shards, tmp_path / "elsewhere", ())
+    with pytest.raises(UserError, match="need a disk that all of them share"):
         shards._make(job, 0)
 
 
@@ -113,15 +112,15 @@ class Fragile:
 @pytest.mark.parametrize(("doomed", "is_given_up"), [(8, False), (8 + RETRIES - 1, False), (8 + RETRIES, True)])
 def test_waiting_to_be_tried_again_is_no_death(monkeypatch, doomed, is_given_up):
     """Eight items are in hand when a worker dies; then they are tried one at a time, the last one first."""
-    pool, executor = Pool(4), Fragile(doomed)
+    pool, executor = ProcessPool(4), Fragile(doomed)
 
     def started(pool):
         pool._executor = executor
         return executor
 
-    monkeypatch.setattr(Pool, "_started", started)
-    with pytest.raises(UserError, match=f"died {RETRIES + 1} times over") if is_given_up else nullcontext():
-        found = list(pool.each(tasks.square, range(20)))
+    monkeypatch.setattr(ProcessPool, "_started", started)
+    with pytest.raises(UserError, match=f"died {RETRIES + 1} times") if is_given_up else nullcontext():
+        found = list(pool.map_unordered(tasks.square, range(20)))
         assert sorted(found) == [(x, x * x) for x in range(20)]
         assert executor.ended == 1 + doomed - 8
 
@@ -129,40 +128,45 @@ def test_waiting_to_be_tried_again_is_no_death(monkeypatch, doomed, is_given_up)
 @pytest.mark.slow
 def test_a_pool(tmp_path):
     """One pool for all of it, since processes take seconds to start."""
-    with Pool(2) as pool:
+    with ProcessPool(2) as pool:
         taken = []
-        results = pool.each(tasks.square, tasks.taking(range(9), taken))
+        results = pool.map_unordered(tasks.square, tasks.taking(range(9), taken))
         first = next(results)
         assert len(taken) <= 4, "no more than two a worker are taken ahead"
         assert sorted([first, *results]) == [(x, x * x) for x in range(9)]
-        assert os.getpid() not in {found for _, found in pool.each(tasks.process, range(4))}
-        assert pool.spent > 0
+        assert os.getpid() not in {found for _, found in pool.map_unordered(tasks.process, range(4))}
+        assert pool.cpu_seconds > 0
         with pytest.raises(UserError, match="three is refused"):
-            list(pool.each(tasks.refuse_three, range(9)))
+            list(pool.map_unordered(tasks.refuse_three, range(9)))
 
-        honest = tasks.drawn(Here(), tasks.draw, tmp_path / "here")
+        honest = tasks.drawn(InProcess(), tasks.draw, tmp_path / "here")
         assert len(honest) == 8
         assert tasks.drawn(pool, tasks.draw, tmp_path / "pool") == honest
         assert tasks.drawn(pool, tasks.draw_by_worker, tmp_path / "mutant") != honest
 
         (tmp_path / "tries").mkdir()
-        found = sorted(item for item, _ in pool.each(partial(tasks.die_at_first, tmp_path / "tries"), range(9)))
+        found = sorted(
+            item for item, _ in pool.map_unordered(partial(tasks.die_at_first, tmp_path / "tries"), range(9))
+        )
         assert found == list(range(9))
         assert len(list((tmp_path / "tries").glob("3-*"))) == 2
 
         done = []
-        with stoppable(), pytest.raises(Stopped):
+        with handle_sigterm(), pytest.raises(Interrupted):
             tasks.asked_to_stop(pool, done)
         assert len(done) < 5
 
 
 @pytest.mark.faults
 def test_an_item_that_kills_every_worker_is_given_up():
-    with Pool(2) as pool, pytest.raises(UserError, match=r"a worker has died 4 times over item 3 .*fewer workers"):
-        list(pool.each(tasks.die_always, range(9)))
+    with (
+        ProcessPool(2) as pool,
+        pytest.raises(UserError, match=r"workers died 4 times .* item 3 .*fewer workers"),
+    ):
+        list(pool.map_unordered(tasks.die_always, range(9)))
 
 
 def test_make_ahead_leaves_this_process_alone(tmp_path):
-    job = shards.Job(tasks.shards, tmp_path, ())
-    shards.prefetch_shards(Here(), job, [0, 1], tmp_path, "draws", Silent())
+    job = shards.ShardJob(tasks.shards, tmp_path, ())
+    shards.prefetch_shards(InProcess(), job, [0, 1], tmp_path, "draws", Silent())
     assert list(tmp_path.iterdir()) == []

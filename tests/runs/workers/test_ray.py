@@ -8,9 +8,9 @@ import engine_tasks as tasks
 import pytest
 
 from freenergy import UserError
-from freenergy.core.interrupt import Stopped, stoppable
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.open import open_engine
+from freenergy.core.interrupt import Interrupted, handle_sigterm
+from freenergy.core.workers.from_name import worker_pool
+from freenergy.core.workers.local import InProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of ray's own
 
@@ -24,45 +24,45 @@ def cluster():
         patch.setenv(
             "PYTHONPATH", os.pathsep.join([str(Path(tasks.__file__).parent), os.environ.get("PYTHONPATH", "")])
         )
-        with open_engine("ray") as engine:
+        with worker_pool("ray") as engine:
             yield engine
 
 
 def test_every_item_once_and_few_ahead(cluster):
     taken = []
-    results = cluster.each(tasks.square, tasks.taking(range(9), taken))
+    results = cluster.map_unordered(tasks.square, tasks.taking(range(9), taken))
     first = next(results)
-    assert len(taken) <= 2 * cluster.workers, "no more than two a worker are taken ahead"
+    assert len(taken) <= 2 * cluster.size, "no more than two a worker are taken ahead"
     assert sorted([first, *results]) == [(x, x * x) for x in range(9)]
-    assert os.getpid() not in {found for _, found in cluster.each(tasks.process, range(4))}
-    assert cluster.spent > 0
+    assert os.getpid() not in {found for _, found in cluster.map_unordered(tasks.process, range(4))}
+    assert cluster.cpu_seconds > 0
 
 
 def test_a_refusal_is_the_same_sentence(cluster):
     with pytest.raises(UserError, match="three is refused"):
-        list(cluster.each(tasks.refuse_three, range(9)))
+        list(cluster.map_unordered(tasks.refuse_three, range(9)))
 
 
 def test_the_same_bytes_as_here_and_a_mutant(cluster, tmp_path):
-    honest = tasks.drawn(Here(), tasks.draw, tmp_path / "here")
+    honest = tasks.drawn(InProcess(), tasks.draw, tmp_path / "here")
     assert tasks.drawn(cluster, tasks.draw, tmp_path / "ray") == honest
     assert tasks.drawn(cluster, tasks.draw_by_worker, tmp_path / "mutant") != honest
 
 
 def test_what_a_killed_worker_had_in_hand_is_given_to_another(cluster, tmp_path):
-    found = sorted(item for item, _ in cluster.each(partial(tasks.die_at_first, tmp_path), range(9)))
+    found = sorted(item for item, _ in cluster.map_unordered(partial(tasks.die_at_first, tmp_path), range(9)))
     assert found == list(range(9))
     assert len(list(tmp_path.glob("3-*"))) == 2
 
 
 def test_it_stops_when_it_is_asked_to(cluster):
     done = []
-    with stoppable(), pytest.raises(Stopped):
+    with handle_sigterm(), pytest.raises(Interrupted):
         tasks.asked_to_stop(cluster, done)
     assert len(done) < 5
 
 
 @pytest.mark.faults
 def test_an_item_that_kills_every_worker_is_given_up(cluster):
-    with pytest.raises(UserError, match=r"a worker has died 4 times over item 3 .*fewer workers"):
-        list(cluster.each(tasks.die_always, range(9)))
+    with pytest.raises(UserError, match=r"workers died 4 times while processing item 3 .*fewer workers"):
+        list(cluster.map_unordered(tasks.die_always, range(9)))

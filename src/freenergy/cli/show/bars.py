@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from freenergy.cli.show.tables import OUT
-from freenergy.core.interrupt import check
+from freenergy.core.interrupt import raise_if_stop_requested
 from freenergy.core.progress import Advance
 
 
@@ -46,14 +46,14 @@ class Bars:
     @contextmanager
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
         """A bar for one piece of work."""
-        check()
+        raise_if_stop_requested()
         task = self._bars.add_task(label, total=total, unit=unit, note="")
 
         def advance(amount: float | int, note: str = "") -> None:
             self._bars.update(task, advance=amount)
             if note:
                 self._bars.update(task, note=note)
-            check()
+            raise_if_stop_requested()
 
         try:
             yield advance

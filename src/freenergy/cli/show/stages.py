@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from freenergy.cli.show.tables import OUT, cell, interval, percent, short, show_table, tail
-from freenergy.core.files import AGAIN, corruption_as_user_error
+from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.recipes import StageResult
 
 
@@ -17,7 +17,7 @@ def show_stage(result: StageResult) -> None:
     state = "kept from before" if result.was_cached else f"{result.seconds:.0f} s"
     OUT.print(f"[bold]{result.name}[/bold] ({state})")
     # what was read from disk may be damaged; what was made just now may not
-    with corruption_as_user_error(Path(result.name) / "stage.json", AGAIN) if result.was_cached else nullcontext():
+    with corruption_as_user_error(Path(result.name) / "stage.json", RERUN) if result.was_cached else nullcontext():
         _show(result)
 
 

@@ -1,1 +1,1 @@
-"""Who makes the shards of a stage: this process, processes beside it, or a cluster. No engine changes a bit of them."""
+"""Worker pools that make the shards of a stage: in this process, on this machine, on a cluster; same bits from each."""

@@ -1,9 +1,9 @@
-"""An engine runs workers.
+"""The role of a pool of workers.
 
-    each(do, items)  →  (item, do(item)) …      in the order in which they end
+    map_unordered(do, items)  →  (item, do(item)) …      in the order in which they finish
 
-Every slow stage writes shards that appear whole or not at all, and draws its randomness by the shard. So an engine need
-not be careful: what was lost with a worker is done again, and what was done twice has the same bytes.
+Every slow stage writes shards atomically and derives its randomness from the shard, not from the worker. So a pool may
+simply repeat the work of a worker that died: whatever is computed twice has the same bytes.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -11,35 +11,35 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 Results = Generator[tuple[Any, Any], None, None]
-RETRIES = 3  # times that an item whose worker has died is given to another
-AHEAD = 2  # items given out for each worker: one in hand and one to go on with
-PATIENCE = 0.5  # seconds between two looks at whether to stop
+RETRIES = 3  # an item whose worker died is retried this many times
+ITEMS_PER_WORKER = 2  # in flight: one being processed and one queued
+POLL_SECONDS = 0.5  # between two checks whether to stop
 
 
 @runtime_checkable
-class Engine(Protocol):
-    """Someone who calls a function on many items; a context manager that ends the workers."""
+class WorkerPool(Protocol):
+    """Calls a function on many items; a context manager that shuts its workers down on exit."""
 
     @property
-    def workers(self) -> int:
-        """How many items are worked on at a time."""
+    def size(self) -> int:
+        """How many items are processed concurrently."""
         ...
 
     @property
-    def spent(self) -> float:
-        """CPU seconds of other processes so far."""
+    def cpu_seconds(self) -> float:
+        """CPU seconds that other processes have spent so far."""
         ...
 
-    def each(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
-        """Each item with what ``do`` makes of it, as they end.
+    def map_unordered(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
+        """Yield each item with ``do(item)``, in the order in which they finish.
 
-        ``do`` is a function of a module, or a ``functools.partial`` of one. Items are taken when there is a worker for
-        them, so they may be made lazily. A ``UserError`` of a worker is raised here. Between results it is asked
-        whether to stop.
+        ``do`` is a function of a module, or a ``functools.partial`` of one (it is pickled). ``items`` is consumed
+        lazily, as workers become free. A ``UserError`` of a worker is raised here. Raises ``Interrupted`` between
+        results once a stop was requested.
         """
         ...
 
-    def __enter__(self) -> "Engine": ...
+    def __enter__(self) -> "WorkerPool": ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

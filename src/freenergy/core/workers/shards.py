@@ -1,9 +1,9 @@
-"""Shards made ahead of the code that reads them.
+"""Prefetches the shards of a stage with workers.
 
-    missing shards  →  workers make them, in any order  →  the stage finds them there, checks them and goes on
+    missing shards  →  workers make them, in any order  →  the stage finds them on disk, checks them and continues
 
-A stage's own code stays the one authority on what its result is: an engine only saves it time. A worker opens what it
-makes shards of once, and keeps it.
+The stage's own code alone decides what its result is; workers only save time. A worker loads models and corpus once
+and keeps them for its next shards.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,67 +17,69 @@ from typing import Any, Protocol, final, runtime_checkable
 from freenergy.core.errors import UserError
 from freenergy.core.files import host, remove_partial_files
 from freenergy.core.progress import Progress
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine, Results
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import Results, WorkerPool
 
 
-def each_of(engine: Engine, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
-    """``engine.each``, but an item that is alone is not worth a worker."""
-    left = iter(items)
-    first = list(islice(left, 2))
-    yield from (engine if len(first) > 1 else Here()).each(do, chain(first, left))
+def map_unless_single(workers: WorkerPool, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
+    """Like ``workers.map_unordered``, but processes a single item in this process."""
+    remaining = iter(items)
+    first = list(islice(remaining, 2))
+    yield from (workers if len(first) > 1 else InProcess()).map_unordered(do, chain(first, remaining))
 
 
 @runtime_checkable
-class Maker(Protocol):
-    """Someone who can make any shard of a stage."""
+class ShardMaker(Protocol):
+    """Builds any shard of a stage."""
 
     def make(self, item: Any) -> None:
-        """Make a shard, unless it is there."""
+        """Make a shard, unless it exists already."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Job:
-    """How a worker opens what it makes shards of: ``open(folder, *arguments)``, a function of a module.
+class ShardJob:
+    """How a worker loads what it makes shards from: ``load(folder, *arguments)``, a function of a module.
 
-    Equal jobs are opened once, so the arguments name what is in the folder now, such as the key of a stage.
+    Equal jobs are loaded once per worker, so the arguments must identify what is in the folder, such as a stage's key.
     """
 
-    open: Callable[..., Maker]
+    load: Callable[..., ShardMaker]
     folder: Path
     arguments: tuple[Any, ...]
 
 
-def is_worth(engine: Engine, items: Sequence[Any]) -> bool:
-    """Whether workers would gain anything; this process alone would do no more than it does anyway."""
-    return not isinstance(engine, Here) and len(items) > 1
+def is_worth_parallelising(workers: WorkerPool, items: Sequence[Any]) -> bool:
+    """Whether workers would save time: there are some, and more than one item."""
+    return not isinstance(workers, InProcess) and len(items) > 1
 
 
-def prefetch_shards(engine: Engine, job: Job, items: Sequence[Any], out: Path, label: str, progress: Progress) -> None:
-    """Let the engine's workers make these shards below ``out``, where that is worth while."""
-    if not is_worth(engine, items):
+def prefetch_shards(
+    workers: WorkerPool, job: ShardJob, items: Sequence[Any], out: Path, label: str, progress: Progress
+) -> None:
+    """Let workers make these shards below ``out``, if that saves time."""
+    if not is_worth_parallelising(workers, items):
         return
     try:
         with (
-            progress.track(f"{label}, {engine.workers} workers", len(items), "shards") as advance,
-            closing(engine.each(partial(_make, job), items)) as results,
+            progress.track(f"{label}, {workers.size} workers", len(items), "shards") as advance,
+            closing(workers.map_unordered(partial(_make, job), items)) as results,
         ):
             for _ in results:
                 advance(1)
     finally:
-        remove_partial_files(out)  # what workers that were killed have left
+        remove_partial_files(out)  # left by killed workers
 
 
-def _make(job: Job, item: Any) -> None:
-    _opened(job).make(item)
+def _make(job: ShardJob, item: Any) -> None:
+    _loaded(job).make(item)
 
 
 @lru_cache(maxsize=2)
-def _opened(job: Job) -> Maker:
+def _loaded(job: ShardJob) -> ShardMaker:
     if not job.folder.is_dir():
         raise UserError(
-            f"{host()} does not see {job.folder}: an engine of several machines needs a disk that all of them share"
+            f"{host()} does not see {job.folder}: workers on several machines need a disk that all of them share"
         )
-    return job.open(job.folder, *job.arguments)
+    return job.load(job.folder, *job.arguments)

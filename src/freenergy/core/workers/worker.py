@@ -1,8 +1,8 @@
-"""What a worker takes over from the process that gives it work, so that the two compute the same bits.
+"""What a worker copies from its coordinator, so that both compute the same bits.
 
-    threads of torch, environment (offline, caches, keys), working folder, version of this package
+    number of torch threads, environment variables (offline mode, caches, keys), working directory, package version
 
-A worker is told all this before it imports anything that reads it.
+A worker applies these before it imports anything that reads them.
 """
 
 import os
@@ -16,15 +16,15 @@ from typing import Any, final
 from freenergy.core.errors import UserError
 from freenergy.core.files import host
 
-_TAKEN = ("FREENERGY_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TQDM_", "OMP_", "MKL_", "XDG_")
-# a worker is no rank, whoever starts it
-_LEFT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_COPIED_PREFIXES = ("FREENERGY_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TQDM_", "OMP_", "MKL_", "XDG_")
+# a worker is not a rank of torchrun, even if a rank started it
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """How the process that gives work is set up."""
+class WorkerEnvironment:
+    """The settings of the coordinator process that its workers copy."""
 
     threads: int
     environment: tuple[tuple[str, str], ...]
@@ -32,21 +32,21 @@ class Surroundings:
     version: str
 
     @classmethod
-    def here(cls) -> "Surroundings":
-        """Those of this process."""
+    def current(cls) -> "WorkerEnvironment":
+        """Read the settings of this process."""
         import torch
 
-        taken = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_TAKEN)))
-        return cls(torch.get_num_threads(), taken, str(Path.cwd()), version("freenergy"))
+        copied = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_COPIED_PREFIXES)))
+        return cls(torch.get_num_threads(), copied, str(Path.cwd()), version("freenergy"))
 
-    def enter(self) -> None:
-        """Take them over, before anything that reads the environment is imported."""
+    def apply(self) -> None:
+        """Apply them to this process, before anything that reads the environment is imported."""
         if version("freenergy") != self.version:
             raise UserError(
-                f"a worker on {host()} has freenergy {version('freenergy')} and not {self.version}: install the same "
-                "version everywhere"
+                f"a worker on {host()} has freenergy {version('freenergy')}, the coordinator {self.version}: install "
+                "the same version everywhere"
             )
-        for name in _LEFT:
+        for name in _TORCHRUN:
             os.environ.pop(name, None)
         # the tokenizers library would use all cores in each worker
         os.environ.update({**dict(self.environment), "TOKENIZERS_PARALLELISM": "false"})
@@ -59,16 +59,16 @@ class Surroundings:
 
 
 def timed(do: Callable[[Any], Any], item: Any) -> tuple[float, Any]:
-    """The CPU seconds that a result took, and the result."""
-    begun = time.process_time()
+    """Return the CPU seconds that ``do(item)`` took, and its result."""
+    start = time.process_time()
     result = do(item)
-    return time.process_time() - begun, result
+    return time.process_time() - start, result
 
 
-def given_up(item: Any, times: int, why: str) -> UserError:
-    """Say that an item kills whoever works on it."""
+def worker_died_error(item: Any, times: int, why: str) -> UserError:
+    """Return the error for an item whose workers keep dying."""
     name = str(item) if len(str(item)) < 40 else f"{str(item)[:40]}…"
     return UserError(
-        f"a worker has died {times} times over item {name} ({why}): it may need more memory than there is, so take "
-        "fewer workers (--engine local:N) or smaller shards, then run it again"
+        f"workers died {times} times while processing item {name} ({why}), probably out of memory: use fewer workers "
+        "(--workers local:N) or smaller shards, then run the command again"
     )

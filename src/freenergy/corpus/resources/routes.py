@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from freenergy.core.interrupt import Stopped
+from freenergy.core.interrupt import Interrupted
 from freenergy.core.progress import Advance, Progress
 from freenergy.corpus.resources.table import Hub, Resource, Route, Wheel
 
@@ -92,7 +92,7 @@ def snapshot(
         raise RouteError(f"no revision {revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise RouteError("no such public repository") from error
-    except Stopped:
+    except Interrupted:
         raise
     except Exception as error:  # the hub client lets a dozen kinds of network trouble through
         raise RouteError(_few_words(error)) from error

@@ -47,7 +47,7 @@ def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, 
     run, place = opened.run, str(folder.relative_to(opened.run.folder))
     shards = _shards(opened, place, num, identity)
     work = job(run, _shards, (), place, num, identity)
-    prefetch_shards(run.engine, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
+    prefetch_shards(run.workers, work, shards.missing(), folder, f"draws for {identity.split} prefixes", progress)
     shards.write(progress)
 
 

@@ -27,7 +27,7 @@ def _plan(run: Run, progress: Progress) -> Plan:
     text = "docstrings of the installed packages" if is_fallback else settings.source or settings.train
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
-        found = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress, engine=run.engine)
+        found = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress, workers=run.workers)
         return {"text": text} | found.to_json()
 
     return Plan(inputs, work)

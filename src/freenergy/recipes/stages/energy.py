@@ -12,7 +12,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.workers.shards import is_worth, prefetch_shards
+from freenergy.core.workers.shards import is_worth_parallelising, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.load import RECORD, load_energy
@@ -121,14 +121,14 @@ def _stored(run: Run, corpus: Corpus, split: str) -> "StoredContrast":
 def _features_ahead(run: Run, energy: FeatureEnergy, cache: "FeatureCache", label: str, progress: Progress) -> None:
     """Let the engine's workers compute features; they find the energy, which is not fitted yet, in a folder."""
     missing, split = cache.missing(energy), cache.contrast.store.identity.split
-    if not is_worth(run.engine, missing):
+    if not is_worth_parallelising(run.workers, missing):
         return
     place = run.features / f".{energy.fingerprint}.part"  # swept where it is left behind
     energy.save_pretrained(place)
     try:
         work = job(run, _features, ("negatives",), place.name, split, cache.length)
         words = f"features of {type(energy).__name__}, {label}"
-        prefetch_shards(run.engine, work, missing, cache.place(energy), words, progress)
+        prefetch_shards(run.workers, work, missing, cache.place(energy), words, progress)
     finally:
         shutil.rmtree(place)
 

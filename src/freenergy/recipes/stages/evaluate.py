@@ -17,8 +17,8 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, exclusive_lock, fingerprint, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.workers.local import Here
-from freenergy.core.workers.protocol import Engine
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import WorkerPool
 from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.shards import EvaluationShards
@@ -39,7 +39,7 @@ from freenergy.recipes.stages.negatives import BASE_ALONE, identify
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Run, is_current, run
 
-_SILENT, _HERE = Silent(), Here()
+_SILENT, _IN_PROCESS = Silent(), InProcess()
 
 
 @final
@@ -63,10 +63,10 @@ PLAIN = Question()
 
 
 def evaluate(
-    folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, engine: Engine = _HERE
+    folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, workers: WorkerPool = _IN_PROCESS
 ) -> dict[str, Any]:
     """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
-    this = Run.open(folder, engine)
+    this = Run.open(folder, workers)
     if this.recipe.energy is None:
         raise UserError(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
@@ -85,7 +85,7 @@ def _own(this: Run, progress: Progress) -> dict[str, Any]:
     """The stage ``evaluation``, done where it is not, or was done by other settings."""
     folder = this.stage("evaluation")
     if not (folder / "stage.json").is_file() or not is_current(STAGE, this):
-        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress, engine=this.engine):
+        for _ in run(this.recipe, this.folder, stage="evaluation", progress=progress, workers=this.workers):
             pass
     return read_summary(this, folder)
 

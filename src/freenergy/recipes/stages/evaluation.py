@@ -10,7 +10,7 @@ from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
-from freenergy.core.workers.shards import Job, prefetch_shards
+from freenergy.core.workers.shards import ShardJob, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.load import load_energy
 from freenergy.evaluation.perplexity import choose_windows
@@ -44,9 +44,9 @@ def read_stages(run: Run) -> tuple[str, ...]:
     return tuple(stage.name for stage in stages(run.recipe) if stage.name in STAGE.after and stage.name != "base")
 
 
-def measured(run: Run, shards: EvaluationShards, work: Job, progress: Progress) -> dict[str, Any]:
+def measured(run: Run, shards: EvaluationShards, work: ShardJob, progress: Progress) -> dict[str, Any]:
     """The summary of an evaluation, whose slow shards the run's engine makes first."""
-    prefetch_shards(run.engine, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
+    prefetch_shards(run.workers, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
     return measure(shards.subject, shards.folder, shards.rng, progress)
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash, fingerprint, read_arrays
 from freenergy.core.progress import Progress
-from freenergy.core.workers.protocol import Engine
+from freenergy.core.workers.protocol import WorkerPool
 from freenergy.corpus import Corpus, CorpusSettings, Windows
 from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.read import find, read, size
@@ -58,7 +58,7 @@ def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progre
     if not folder.is_dir():
         try:
             with atomic_write(folder) as aside:
-                _cut(files, settings, corpus, ngram, aside, run.engine, progress)
+                _cut(files, settings, corpus, ngram, aside, run.workers, progress)
         finally:
             if not any(folder.parent.iterdir()):
                 folder.parent.rmdir()
@@ -91,13 +91,13 @@ def _cut(
     corpus: Corpus,
     ngram: int,
     folder: Path,
-    engine: Engine,
+    workers: WorkerPool,
     progress: Progress,
 ) -> None:
     """Tokens, windows, and the windows that stand in the training text."""
     with progress.track("encoding the text", size(files), "bytes") as advance:
         tagged = ((_SPLIT, piece) for piece in read(files, settings, advance))
-        count = encode_shards(tagged, corpus.tokenizer, folder / "shards", SHARD_BYTES, engine)
+        count = encode_shards(tagged, corpus.tokenizer, folder / "shards", SHARD_BYTES, workers)
     join_shards(folder / "shards", count, [_SPLIT], folder)
     shutil.rmtree(folder / "shards", ignore_errors=True)  # there is none of a text without documents
     bounds = np.load(folder / f"{_SPLIT}.documents.npy", allow_pickle=False)

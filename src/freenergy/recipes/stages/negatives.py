@@ -55,7 +55,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     for split in stored_splits(run):
         shards = _shards(Opened(run, corpus, lm), split)
         work = job(run, _shards, (), split)
-        prefetch_shards(run.engine, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
+        prefetch_shards(run.workers, work, shards.missing(), shards.folder, f"draws for {split} prefixes", progress)
         shards.write(progress)
         summary[split] = {"windows": len(shards.rows), "per_prefix": shards.identity.per_prefix}
     return summary

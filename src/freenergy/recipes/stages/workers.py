@@ -11,7 +11,7 @@ from typing import NamedTuple
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, host
 from freenergy.core.roles import LanguageModel
-from freenergy.core.workers.shards import Job, Maker
+from freenergy.core.workers.shards import ShardJob, ShardMaker
 from freenergy.corpus import Corpus
 from freenergy.lm.load import open_base
 from freenergy.runs.run import Run
@@ -28,9 +28,9 @@ class Opened(NamedTuple):
     lm: LanguageModel
 
 
-def job(run: Run, open_shards: Callable[..., Maker], after: tuple[str, ...], *arguments: object) -> Job:
+def job(run: Run, open_shards: Callable[..., ShardMaker], after: tuple[str, ...], *arguments: object) -> ShardJob:
     """For workers: ``open_shards(opened, *arguments)``, of a run in which the stages ``after`` are finished."""
-    return Job(_open, run.folder.resolve(), (open_shards, _marks(run, after), *arguments))
+    return ShardJob(_open, run.folder.resolve(), (open_shards, _marks(run, after), *arguments))
 
 
 def _marks(run: Run, after: tuple[str, ...]) -> Marks:
@@ -38,7 +38,7 @@ def _marks(run: Run, after: tuple[str, ...]) -> Marks:
     return ((_RECIPE, fingerprint(run.recipe.to_json())), *keys)
 
 
-def _open(folder: Path, open_shards: Callable[..., Maker], marks: Marks, *arguments: object) -> Maker:
+def _open(folder: Path, open_shards: Callable[..., ShardMaker], marks: Marks, *arguments: object) -> ShardMaker:
     run = Run.open(folder)
     found = _marks(run, tuple(name for name, _ in marks[2:]))
     for wanted in marks:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import parse_texts
+from freenergy.core.files import parse_json_text
 
 OWN = ("base", "energy", "length")  # names of weights that no other score may have
 _KEYS = ("prefix", "candidates", "scores", "reference", "errors", "id", "document")
@@ -104,7 +104,7 @@ def _text(raw: bytes, where: str) -> str:
 
 
 def _parsed(text: str, number: int, where: str) -> NBest:
-    value = parse_texts(text, where)
+    value = parse_json_text(text, where)
     if not isinstance(value, dict):
         raise UserError(f"{where} is no JSON object: {_SHAPE}")
     unknown = sorted(set(value) - set(_KEYS))

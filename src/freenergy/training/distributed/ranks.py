@@ -22,7 +22,7 @@ from jaxtyping import Shaped
 from torch import Tensor, distributed
 
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import is_asked
+from freenergy.core.interrupt import stop_requested
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -117,7 +117,7 @@ class Ranks:
         except RuntimeError as error:
             if self.count == 1 or not any(words in str(error) for words in _LOST):
                 raise
-            raise SystemExit(0 if is_asked() else 1) from error
+            raise SystemExit(0 if stop_requested() else 1) from error
 
 
 @contextmanager
