@@ -96,9 +96,9 @@ def serve(serving, joint):
     from freenergy.web.settings import Limits, ServerSettings
 
     @contextmanager
-    def serve(model=joint, *, token=None, most_bytes=2**20, **limits):
+    def serve(model=joint, *, token=None, max_bytes=2**20, **limits):
         engine = Engine(model, Limits(**limits))
-        settings = ServerSettings(name="tiny", token=token, most_bytes=most_bytes)
+        settings = ServerSettings(name="tiny", token=token, max_bytes=max_bytes)
         with serving(create_app(engine, settings)) as address:
             yield address, engine
 

@@ -21,7 +21,7 @@ PATHS = ["/", "/health", "/v1/models", "/v1/completions", "/nowhere", "/openapi.
 @pytest.fixture(scope="module")
 def guarded(serve):
     """A server with a token and a small limit of bytes."""
-    with serve(token=TOKEN, most_bytes=2000) as (address, engine):
+    with serve(token=TOKEN, max_bytes=2000) as (address, engine):
         yield address, engine
 
 
@@ -75,7 +75,7 @@ def test_requests_beyond_the_limit(guarded):
 def test_a_length_that_is_no_number(length):
     """Straight at the app, since an HTTP server would not let it through."""
     app = FastAPI()
-    secure(app, most_bytes=100, hosts=None)
+    secure(app, max_bytes=100, hosts=None)
     sent = []
 
     async def run():
@@ -199,13 +199,13 @@ def test_tokens_and_hosts():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"host": "0.0.0.0"}, "can be reached by others and there is no token"),
+        ({"host": "0.0.0.0"}, "is reachable from other machines and no token is set"),
         ({"host": "192.168.1.2"}, "FREENERGY_TOKEN"),
         ({"token": "short"}, "too short"),
         ({"token": ""}, "too short"),
-        ({"token": "ééééééééééééééééééé"}, "not plain"),
+        ({"token": "ééééééééééééééééééé"}, "not printable"),
         ({"name": ""}, "name is ''"),
-        ({"name": "a\nb"}, "plain word"),
+        ({"name": "a\nb"}, "printable name"),
     ],
 )
 def test_settings_that_are_not_safe(settings, words):
@@ -239,7 +239,7 @@ def test_another_app_can_be_guarded():
     async def echo(request: Request) -> dict[str, int]:
         return {"bytes": len(await request.body())}
 
-    secure(app, most_bytes=10, hosts=("localhost",))
+    secure(app, max_bytes=10, hosts=("localhost",))
     from fastapi.testclient import TestClient
 
     with TestClient(app, base_url="http://localhost") as client:

@@ -1,4 +1,4 @@
-"""What the corpus stage can be told: which text, how it is cut, and into which tokens.
+"""Settings of the corpus stage: which text, how it is cut into windows, and which tokenizer.
 
     document = c_1 … c_n,   window k = (prefix, continuation) = (c[k·s : k·s + p], c[k·s + p : k·s + p + L])
 
@@ -9,25 +9,26 @@ import re
 from dataclasses import dataclass
 from typing import Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 SPLITS = ("train", "validation", "test")
-LONGEST = 1_000_000  # tokens of a window's part: beyond every model, and within every integer type
-_BYTES_AND_EOS = 257
-_MOST_TOKENS = 2**24
+MAX_LENGTH = 1_000_000  # tokens of a prefix or continuation: beyond every model, and within every integer type
+_MIN_BPE = 257
+_MAX_VOCAB_SIZE = 2**24
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSettings:
-    """Which text, and how documents, splits and windows are made of it.
+    """Which text to use, and how to make documents, splits and windows from it.
 
     Either ``source`` is split by document into shares, or ``train`` and ``validation`` (and ``test``) name the splits.
-    A ``.txt`` is one document, or one document a line or paragraph, or a document begins at each line that matches
+    A ``.txt`` is one document, or one document per line or paragraph, or a document starts at each line that matches
     ``document_start``; a row of a table is always one document. ``ending`` says where a continuation stops: "fixed"
     after L tokens, "eos" at the end of the document or after L tokens, whichever comes first. Held-out windows that
-    share ``deduplicate`` tokens in a row with earlier splits are dropped (0 keeps them all). Where a named text cannot
-    be fetched, ``fallback`` may be the docstrings of the installed packages.
+    share an n-gram of ``deduplicate`` tokens with earlier splits are dropped (0 keeps them all). If a named text cannot
+    be downloaded, ``fallback`` may select the docstrings of the installed packages instead.
     """
 
     source: str = ""
@@ -54,27 +55,25 @@ class CorpusSettings:
 
     @property
     def step(self) -> int:
-        """Tokens from one window of a document to the next."""
+        """The distance in tokens from one window of a document to the next."""
         return self.continuation if self.stride is None else self.stride
 
     @property
     def ngram(self) -> int:
-        """Length of the n-grams that held-out windows may not share; at most a whole window, 0 when off."""
+        """The length of the n-grams that held-out windows may not share: at most a whole window, 0 if off."""
         return min(self.deduplicate, self.prefix + self.continuation)
 
     def _check_sources(self) -> None:
         named = [name for name in SPLITS if getattr(self, name)]
         if self.source and named:
             raise UserError(
-                f"corpus.source and corpus.{named[0]} are both set: give source alone to have it split, or leave it out"
+                f"corpus.source and corpus.{named[0]} are both set: set source alone to have it split, or leave it out"
             )
         if not self.source and not (self.train and self.validation):
-            raise UserError("the corpus names no text: set corpus.source, or corpus.train and corpus.validation")
+            raise UserError("no text is configured: set corpus.source, or corpus.train and corpus.validation")
 
     def _check_shares(self) -> None:
-        for name, share in (("validation_share", self.validation_share), ("test_share", self.test_share)):
-            if not 0 <= share < 1:
-                raise UserError(f"corpus.{name} is {share}: set it to at least 0 and below 1")
+        check_range(self, "validation_share", "test_share", at_least=0, below=1, section="corpus.")
         if self.source and self.validation_share == 0:
             raise UserError("corpus.validation_share is 0, so nothing can be measured: set it above 0, such as 0.05")
         if self.validation_share + self.test_share >= 1:
@@ -84,23 +83,17 @@ class CorpusSettings:
             )
 
     def _check_windows(self) -> None:
-        lowest = {"prefix": 0, "continuation": 1, "deduplicate": 0}
-        for name, least in lowest.items():
-            if getattr(self, name) < least:
-                raise UserError(f"corpus.{name} is {getattr(self, name)}: set it to {least} or more")
-            if getattr(self, name) > LONGEST:
-                raise UserError(f"corpus.{name} is {getattr(self, name)}: set it to {LONGEST} or less")
-        if self.stride is not None and not 1 <= self.stride <= LONGEST:
-            raise UserError(f"corpus.stride is {self.stride}: set it to 1 or more, or leave it out")
+        check_range(self, "prefix", "deduplicate", at_least=0, at_most=MAX_LENGTH, section="corpus.")
+        check_range(self, "continuation", "stride", at_least=1, at_most=MAX_LENGTH, section="corpus.")
 
     def _check_documents(self) -> None:
         if not self.text_column:
-            raise UserError("corpus.text_column is empty: set it to the name of the column that holds the text")
+            raise UserError("corpus.text_column is empty: set it to the name of the column that contains the text")
         if self.document_start is None:
             return
         if self.documents != "file":
             raise UserError(
-                f'corpus.document_start and documents = "{self.documents}" both say where a document begins: '
+                f'corpus.document_start and documents = "{self.documents}" both define where a document starts: '
                 "leave one of them out"
             )
         try:
@@ -108,49 +101,42 @@ class CorpusSettings:
         except re.error as error:
             raise UserError(
                 f"corpus.document_start {self.document_start!r} is not a regular expression ({error}): "
-                "mend it, or escape the characters that are meant literally with a backslash"
+                "fix it, or escape literal characters with a backslash"
             ) from None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytePairTokenizer:
-    """Byte-level byte-pair encoding, learned from the training split (at most ``sample_megabytes`` of it)."""
+    """Byte-level byte-pair encoding, trained on the training split (on at most ``sample_megabytes`` of it)."""
 
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = 8192
     sample_megabytes: int = 64
 
     def __post_init__(self) -> None:
-        if not _BYTES_AND_EOS <= self.vocab_size <= _MOST_TOKENS:
-            raise UserError(
-                f"tokenizer.vocab_size is {self.vocab_size}: set it to {_BYTES_AND_EOS} or more "
-                f"(256 bytes and the end of a document), and at most {_MOST_TOKENS}"
-            )
-        if self.sample_megabytes < 1:
-            raise UserError(f"tokenizer.sample_megabytes is {self.sample_megabytes}: set it to 1 or more")
+        hint = " (it includes 256 bytes and end-of-text)"
+        check_range(self, "vocab_size", at_least=_MIN_BPE, at_most=_MAX_VOCAB_SIZE, section="tokenizer.", hint=hint)
+        check_range(self, "sample_megabytes", at_least=1, section="tokenizer.")
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordTokenizer:
-    """Words between white space, the most frequent of the training split; all of them when ``vocab_size`` is None."""
+    """Splits at white space and keeps the most frequent words of the training split; all if ``vocab_size`` is None."""
 
     kind: Literal["words"] = "words"
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.vocab_size is not None and not 3 <= self.vocab_size <= _MOST_TOKENS:
-            raise UserError(
-                f"tokenizer.vocab_size is {self.vocab_size}: set it to 3 or more (a word, <unk> and the end of a "
-                "document), or leave it out to keep every word"
-            )
+        hint = " (it includes <unk> and end-of-text), or leave it out to keep every word"
+        check_range(self, "vocab_size", at_least=3, at_most=_MAX_VOCAB_SIZE, section="tokenizer.", hint=hint)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedTokenizer:
-    """The tokenizer of a model on disk: a folder in Hugging Face form, or a GGUF file."""
+    """Loads the tokenizer of a model on disk: a folder in Hugging Face format, or a GGUF file."""
 
     kind: Literal["pretrained"] = "pretrained"
     path: str

@@ -65,7 +65,7 @@ def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     app.include_router(playground.router(engine, settings))
     for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
         app.add_exception_handler(kind, _told)
-    secure(app, most_bytes=settings.most_bytes, hosts=settings.hosts)
+    secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
     app.add_middleware(Counting, metrics=metrics)
     return app
 

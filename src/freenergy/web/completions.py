@@ -48,7 +48,7 @@ class Completion:
         if (body.n or 1) > engine.limits.texts:
             raise Refusal(f"n is {body.n}: this server takes 1 to {engine.limits.texts}", param="n")
         given = body.prompts()
-        most = min(settings.most_prompts, engine.limits.queue)
+        most = min(settings.max_prompts, engine.limits.queue)
         if len(given) > most:
             raise Refusal(f"{len(given)} prompts: this server takes {most} a request", param="prompt")
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed

@@ -29,10 +29,10 @@ _HEADERS = {
 _log = logging.getLogger("freenergy.web")
 
 
-def secure(app: FastAPI, *, most_bytes: int, hosts: Sequence[str] | None) -> None:
-    """Refuse bodies beyond ``most_bytes`` and names that are not in ``hosts`` (None: any); headers on every answer."""
+def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None:
+    """Refuse bodies beyond ``max_bytes`` and names that are not in ``hosts`` (None: any); headers on every answer."""
     known = None if hosts is None else frozenset(host.lower() for host in hosts)
-    app.add_middleware(_Guard, most_bytes=most_bytes, hosts=known)
+    app.add_middleware(_Guard, max_bytes=max_bytes, hosts=known)
 
 
 def loopback_hosts() -> tuple[str, ...]:
@@ -67,8 +67,8 @@ def error_body(message: str, *, kind: str, param: str | None = None, code: str |
 class _Guard:
     """The middleware; plain ASGI, so that a stream passes piece by piece and a client that leaves is noticed."""
 
-    def __init__(self, app: ASGIApp, *, most_bytes: int, hosts: frozenset[str] | None) -> None:
-        self.app, self.most_bytes, self.hosts = app, most_bytes, hosts
+    def __init__(self, app: ASGIApp, *, max_bytes: int, hosts: frozenset[str] | None) -> None:
+        self.app, self.max_bytes, self.hosts = app, max_bytes, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,8 +105,8 @@ class _Guard:
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
             return 400, "the content-length is not a number: leave it to your HTTP library", "invalid_request_error"
-        if len(length) > 18 or int(length) > self.most_bytes:
-            return 413, _too_large(self.most_bytes), "invalid_request_error"
+        if len(length) > 18 or int(length) > self.max_bytes:
+            return 413, _too_large(self.max_bytes), "invalid_request_error"
         return None
 
     def _counted(self, receive: Receive) -> Receive:
@@ -117,15 +117,15 @@ class _Guard:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self.most_bytes:
-                raise HTTPException(413, _too_large(self.most_bytes))
+            if seen > self.max_bytes:
+                raise HTTPException(413, _too_large(self.max_bytes))
             return message
 
         return counted
 
 
-def _too_large(most_bytes: int) -> str:
-    return f"the request is larger than {most_bytes:,} bytes: send less"
+def _too_large(max_bytes: int) -> str:
+    return f"the request is larger than {max_bytes:,} bytes: send less"
 
 
 def _without_port(host: str) -> str:

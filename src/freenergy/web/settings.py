@@ -1,4 +1,4 @@
-"""What a server allows, and whom."""
+"""Settings of the server: limits per request, and who may send requests."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import final
 
 from fastapi import HTTPException, Request
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.web.security import is_loopback, loopback_hosts, same_token
 
@@ -15,58 +16,56 @@ TOKEN_VARIABLE = "FREENERGY_TOKEN"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one question may ask for, and how much is done at once."""
+    """Limits per request, and batch sizes."""
 
-    queue: int = 256  # jobs that wait or are worked on; one more is told to come again
-    timeout_seconds: float = 120.0  # from being asked to the end of the answer
+    queue: int = 256  # requests waiting or in progress; further ones get HTTP 503
+    timeout_seconds: float = 120.0  # from the request to the end of the answer
     candidates: int = 4096
-    texts: int = 128  # of one question
-    tokens: int = 2048  # of one text
+    texts: int = 128  # per request
+    tokens: int = 2048  # per text
     prompt_tokens: int = 8192
-    rows: int = 256  # continuations in one call of the models
-    least_rows: int = 32  # of one job in a call that it shares: fewer would read its prefix too often
+    rows: int = 256  # continuations per call of the models
+    least_rows: int = 32  # per request in a shared batch: fewer would encode its prefix too often
 
     def __post_init__(self) -> None:
-        for limit in fields(self):
-            if not (value := getattr(self, limit.name)) > 0:
-                raise UserError(f"the limit of {limit.name} is {value}: set it above 0")
+        check_range(self, *(limit.name for limit in fields(self)), above=0, section="limits.")
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """The name of the model, and who may ask it. The token is never shown."""
+    """The name of the model, and who may use it. The token is never shown."""
 
-    name: str = "freenergy"  # of the joint model; its base is NAME-base
+    name: str = "freenergy"  # of the residual model; its base is served as NAME-base
     host: str = "127.0.0.1"
     token: str | None = field(default=None, repr=False)
-    folder: Path | None = None  # of the run, where there is one
-    most_bytes: int = 2**20  # of a request
-    most_prompts: int = 64  # of a request
+    folder: Path | None = None  # of the run, if there is one
+    max_bytes: int = 2**20  # per request
+    max_prompts: int = 64  # per request
 
     def __post_init__(self) -> None:
         if not self.name or self.name != self.name.strip() or not self.name.isprintable():
-            raise UserError(f"the model's name is {self.name!r}: give a plain word with --name")
+            raise UserError(f"the model's name is {self.name!r}: give a printable name with --name")
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and len(self.token) >= 16):
-            raise UserError("the token is too short or not plain: use 16 letters and digits or more")
+            raise UserError("the token is too short or not printable ASCII: use at least 16 letters and digits")
         if self.token is None and not is_loopback(self.host):
             raise UserError(
-                f"{self.host} can be reached by others and there is no token: put one into {TOKEN_VARIABLE} or a file "
+                f"{self.host} is reachable from other machines and no token is set: set {TOKEN_VARIABLE} or a file "
                 "(--token-file), or serve on 127.0.0.1"
             )
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """The names that a request may use: on loopback this machine's own, elsewhere any."""
+        """The values of the Host header that are accepted: on loopback this machine's names, elsewhere any."""
         return loopback_hosts() if is_loopback(self.host) else None
 
     @property
     def base_name(self) -> str:
-        """The name under which the base alone is asked."""
+        """The model name of the base LM alone."""
         return f"{self.name}-base"
 
     async def authorise(self, request: Request) -> None:
-        """A dependency of every route that asks the model: the bearer token, where one is set."""
+        """FastAPI dependency of every route that uses the model: checks the bearer token, if one is set."""
         if self.token is None:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")

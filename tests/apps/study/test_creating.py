@@ -151,7 +151,7 @@ def test_bad_questions(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"prefixes": 0}, "prefixes is 0"), ({"votes": 0}, "votes is 0"), ({"pass_mark": 1.0}, "pass mark is 1")],
+    [({"prefixes": 0}, "prefixes is 0"), ({"votes": 0}, "votes is 0"), ({"pass_mark": 1.0}, "pass_mark is 1")],
 )
 def test_bad_settings(settings, words):
     with pytest.raises(UserError, match=words):

@@ -33,7 +33,7 @@ def test_bad_tokenizer_settings():
         BytePairTokenizer(vocab_size=256)
     with pytest.raises(UserError, match="sample_megabytes"):
         BytePairTokenizer(sample_megabytes=0)
-    with pytest.raises(UserError, match="3 or more"):
+    with pytest.raises(UserError, match="at least 3"):
         WordTokenizer(vocab_size=2)
     with pytest.raises(UserError, match="path is empty"):
         PretrainedTokenizer(path="")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from freenergy.samplers.candidates import weigh
 from transformers import GPTNeoXConfig
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
@@ -16,7 +17,6 @@ from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.lm.presets import build
-from freenergy.samplers.candidates import weigh
 from freenergy.testing.enumerating import branches, law
 from freenergy.text.model import ResidualModel
 from freenergy.training.distil import Distilling, DistilTask, Proposals, distances, distil_loss, shares, train_policy

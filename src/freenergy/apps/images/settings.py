@@ -1,6 +1,6 @@
-"""What an experiment on images is about: the object is its configuration.
+"""Settings of an experiment on images.
 
-The presets "paper" are the sizes that were published. PixelCNN: 15 layers, h = 128, and before the logits 32 maps on
+The presets "paper" are the published sizes. PixelCNN: 15 layers, h = 128, and before the logits 32 maps on
 MNIST and 1024 on CIFAR-10 (van den Oord, Kalchbrenner, Kavukcuoglu 2016, Pixel Recurrent Neural Networks, section 5).
 Gated PixelCNN: 20 layers of 384 maps, 5 × 5, which is the network of its section on ImageNet; for other images its
 paper gives no sizes (van den Oord et al. 2016, Conditional Image Generation with PixelCNN Decoders). The presets
@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, final
 
 from freenergy.apps.images.gated_pixelcnn import GatedPixelCNN
 from freenergy.apps.images.pixelcnn import ImageShape, PixelCNN, PixelModule
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 Binarise = Literal["stochastic", "threshold", "none"]
@@ -22,9 +23,9 @@ Binarise = Literal["stochastic", "threshold", "none"]
 class ImageSubject:
     """Images in a folder, and the network that learns them.
 
-    ``binarise`` makes pixels black or white: "stochastic" a pixel is 1 with the probability of its intensity, drawn
-    once from ``binarise_seed``, the same for every row of a table; "threshold" from half the intensity on; "none" keeps
-    256 levels. Bits per dimension below one, as published of MNIST, are those of binary images.
+    ``binarise`` makes pixels black or white: "stochastic" a pixel is 1 with a probability equal to its intensity,
+    drawn once from ``binarise_seed``, the same for every row of a table; "threshold" if its intensity is at least half;
+    "none" keeps 256 levels. Bits per dimension below one, as published of MNIST, are those of binary images.
     """
 
     MEASURING: ClassVar[tuple[str, ...]] = ("test_images", "train_images", "sheet")
@@ -47,18 +48,14 @@ class ImageSubject:
     fake: int = 56  # pixels of a fake row: K; two rows of MNIST
 
     def __post_init__(self) -> None:
-        for name in ("validation", "validation_images", "test_images", "train_images", "sheet", "fake"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        for name in ("blocks", "features", "head", "kernel", "binarise_seed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more, or to 0 for the preset's")
+        check_range(self, "validation", "validation_images", "test_images", "train_images", "sheet", "fake", at_least=1)
+        check_range(self, "blocks", "features", "head", "kernel", "binarise_seed", at_least=0)
         if self.network == "pixelcnn" and self.kernel:
-            raise UserError(f"kernel is {self.kernel}, but PixelCNN's is always 3: leave it out or take gated-pixelcnn")
+            raise UserError(f"kernel is {self.kernel}, but PixelCNN's is always 3: leave it out or use gated-pixelcnn")
 
 
 def build_module(settings: ImageSubject, shape: ImageShape) -> PixelModule:
-    """The network of the settings, with torch's initial weights."""
+    """Build the network, with torch's initial weights."""
     blocks, features, head, kernel = _sizes(settings, shape)
     match settings.network:
         case "pixelcnn":
@@ -68,7 +65,7 @@ def build_module(settings: ImageSubject, shape: ImageShape) -> PixelModule:
 
 
 def _sizes(settings: ImageSubject, shape: ImageShape) -> tuple[int, int, int, int]:
-    """Blocks, features, head, kernel: those set, else the preset's."""
+    """Return blocks, features, head and kernel: those that are set, otherwise the preset's."""
     is_plain = settings.network == "pixelcnn"
     if settings.preset == "small":
         sizes = (5, 32, 32, 3) if is_plain else (4, 32, 32, 3)

@@ -16,7 +16,7 @@ import torch
 
 from freenergy.apps.study.ballots import Text, ballots
 from freenergy.apps.study.items import Item
-from freenergy.apps.study.settings import ON_A_PAGE
+from freenergy.apps.study.settings import ITEMS_PER_PAGE
 from freenergy.apps.study.store import Rater, Store
 from freenergy.core.rng import Rng
 
@@ -121,7 +121,7 @@ def _choose(
     rng = Rng(settings.seed).child("rater", rater.id)
     questions = _shuffled(store.items["qualification"], rng.child("qualification"))
     if left := [item for item in questions if item.number not in done]:
-        return "qualification", left[:ON_A_PAGE]
+        return "qualification", left[:ITEMS_PER_PAGE]
     pages = _answered(db, rater)
     if not settings.passes(right_answers(db, rater), len(questions)):
         return End("not qualified", pages)
@@ -129,7 +129,7 @@ def _choose(
     checks = [item for item in _shuffled(store.items["check"], rng.child("checks")) if item.number not in done]
     if pages == settings.pages or not pairs or not checks:
         return End("waiting" if is_waiting and checks and pages != settings.pages else "finished", pages)
-    chosen = [*pairs[: ON_A_PAGE - 1], checks[0]]
+    chosen = [*pairs[: ITEMS_PER_PAGE - 1], checks[0]]
     return "task", _shuffled(chosen, rng.child("page", pages))
 
 
@@ -197,10 +197,10 @@ def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: str, before
     """Pages of this kind that the rater has before them, the open one among them; of pairs, the most there can be."""
     settings = store.study.settings
     if kind == "qualification":
-        return -(-len(store.items["qualification"]) // ON_A_PAGE) - before
+        return -(-len(store.items["qualification"]) // ITEMS_PER_PAGE) - before
     query = "SELECT item FROM places JOIN pages ON pages.id = page WHERE rater = ? AND state <> 'expired'"
     seen = {row["item"] for row in db.execute(query, (rater.id,))}
     pairs, _ = _pairs(store, db, rater, seen)
     checks = sum(item.number not in seen for item in store.items["check"])
-    more = 1 + min(-(-len(pairs) // (ON_A_PAGE - 1)), checks)
+    more = 1 + min(-(-len(pairs) // (ITEMS_PER_PAGE - 1)), checks)
     return more if settings.pages is None else min(more, settings.pages - before)

@@ -1,39 +1,36 @@
-"""What a study is: how many prefixes, votes, checks and questions before it begins."""
+"""Settings of a human study: how many prefixes, votes, attention checks and qualification questions."""
 
 from dataclasses import dataclass
 from typing import final
 
-from freenergy.core.errors import UserError
+from freenergy.core.checks import check_range
 
-ON_A_PAGE = 4  # comparisons, one of them an attention check (Deng et al. 2020, A.4)
+ITEMS_PER_PAGE = 4  # comparisons, one of them an attention check (Deng et al. 2020, A.4)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySettings:
-    """The study of Deng et al. (2020), A.4, unless told otherwise."""
+    """Defaults are the study of Deng et al. (2020), A.4."""
 
     prefixes: int = 333
-    votes: int = 3  # asked for each pair
+    votes: int = 3  # per pair
     qualification: int = 12  # questions with a known answer, before the first pair; 0 asks none
-    pass_mark: float = 2 / 3  # a rater goes on with more than this share of them right
-    checks: int | None = None  # attention checks; None is one for each page of a rater who sees every pair
-    pages: int | None = None  # the most pages of pairs for one rater; None is as many as there are
+    pass_mark: float = 2 / 3  # raters with at most this share of right answers are excluded
+    checks: int | None = None  # attention checks; None: one per page of a rater who sees every pair
+    pages: int | None = None  # maximum pages of pairs per rater; None: no limit
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("prefixes", 1), ("votes", 1), ("qualification", 0), ("checks", 1), ("pages", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}: set it to {least} or more")
-        if not 0 <= self.pass_mark < 1:
-            raise UserError(f"the pass mark is {self.pass_mark:g}: give a share from 0 to below 1, such as 0.6667")
+        check_range(self, "prefixes", "votes", "checks", "pages", at_least=1)
+        check_range(self, "qualification", at_least=0)
+        check_range(self, "pass_mark", at_least=0, below=1)
 
     @property
     def num_checks(self) -> int:
-        """Attention checks: enough that nobody sees one twice, or as many as were asked for."""
-        return -(-self.prefixes // (ON_A_PAGE - 1)) if self.checks is None else self.checks
+        """The number of attention checks: as set, or enough that no rater sees one twice."""
+        return -(-self.prefixes // (ITEMS_PER_PAGE - 1)) if self.checks is None else self.checks
 
     def passes(self, right: int, asked: int) -> bool:
-        """Whether so many right answers of those asked in the qualification are enough."""
+        """Whether ``right`` answers out of ``asked`` qualification questions suffice."""
         return not asked or right > self.pass_mark * asked

@@ -190,7 +190,7 @@ def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
     app.add_api_route("/rate", site.take, methods=["POST"])
     app.add_api_route("/{name}", site.file, methods=["GET"])
     app.add_exception_handler(HTTPException, site.failed)
-    secure(app, most_bytes=_MOST_BYTES, hosts=hosts)
+    secure(app, max_bytes=_MOST_BYTES, hosts=hosts)
     return app
 
 

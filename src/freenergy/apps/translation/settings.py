@@ -1,4 +1,4 @@
-"""What a translation experiment can be told: which pairs, which network, what is measured.
+"""Settings of a translation experiment: which pairs, which network, what is measured.
 
 The names of the splits are those of files ``SPLIT.LANGUAGE`` (or with ``.gz``) in the folder ``path``. A named resource
 of pairs comes in one file; a share of it is held out twice, for validation and for the test.
@@ -7,6 +7,7 @@ of pairs comes in one file; a share of it is held out twice, for validation and 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 
@@ -24,18 +25,18 @@ class TranslationSubject:
     train: str = "train"
     validation: str = "val"
     test: str = "test_2016_flickr"
-    held_out_share: float = 0.02  # of a resource that comes unsplit: for validation, and as much for the test
+    held_out_share: float = 0.02  # of an unsplit resource: for validation, and as much again for the test
     vocabulary: int = 8000  # tokens of one byte-pair vocabulary for both languages
-    longest: int = 60  # tokens of a sentence, its end with it: longer training pairs are left out, others are cut
+    longest: int = 60  # tokens per sentence, EOS included: longer training pairs are dropped, others are cut
     layers: int = 3  # of the encoder, and as many of the decoder
     width: int = 256
     heads: int = 4
     feedforward: int = 1024
     dropout: float = 0.2
-    batch_tokens: int = 2048  # read at once in validation and measurement; training has its batch_size
+    batch_tokens: int = 2048  # per batch in validation and measurement; training has its own batch_size
     beams: int = 5
-    resampled: tuple[int, ...] = (5, 10)  # numbers K of candidates to re-sample from
-    lengths: tuple[int, ...] = (12, 18)  # words of the reference between which BLEU is told apart; the paper: 25, 50
+    resampled: tuple[int, ...] = (5, 10)  # numbers K of candidates for resampling
+    lengths: tuple[int, ...] = (12, 18)  # words of the reference that separate the BLEU groups; the paper: 25, 50
     exposure_pairs: int = 1000  # training pairs whose true words are read after the network's own; 0 for none
 
     def __post_init__(self) -> None:
@@ -44,24 +45,23 @@ class TranslationSubject:
                 raise UserError(f"subject.{name} is empty: name {_MEANING.get(name, 'a split of the pairs')}")
         if self.source == self.target:
             raise UserError(f"subject.source and subject.target are both {self.source!r}: name two languages")
-        least = {"vocabulary": 257, "longest": 2, "layers": 1, "width": 1, "heads": 1, "feedforward": 1, "beams": 1}
-        for name, lowest in (least | {"batch_tokens": self.longest, "exposure_pairs": 0}).items():
-            if getattr(self, name) < lowest:
-                raise UserError(f"subject.{name} is {getattr(self, name)}: set it to {lowest} or more")
+        check_range(self, "layers", "width", "heads", "feedforward", "beams", at_least=1, section=_SECTION)
+        check_range(self, "vocabulary", at_least=257, section=_SECTION)
+        check_range(self, "longest", at_least=2, section=_SECTION)
+        check_range(self, "batch_tokens", at_least=self.longest, section=_SECTION)
+        check_range(self, "exposure_pairs", at_least=0, section=_SECTION)
         self._check_numbers()
 
     def _check_numbers(self) -> None:
         if self.width % self.heads:
             raise UserError(f"a width of {self.width} does not divide into {self.heads} heads: change one of them")
-        for name, highest in (("dropout", 1.0), ("held_out_share", 0.5)):
-            if not 0 <= getattr(self, name) < highest:
-                raise UserError(f"subject.{name} is {getattr(self, name)}: set it to at least 0 and below {highest}")
-        if self.held_out_share == 0:
-            raise UserError("subject.held_out_share is 0, so nothing can be measured: set it above 0, such as 0.02")
+        check_range(self, "dropout", at_least=0, below=1, section=_SECTION)
+        check_range(self, "held_out_share", above=0, below=0.5, section=_SECTION)
         for name in ("resampled", "lengths"):
             numbers = getattr(self, name)
             if list(numbers) != sorted(set(numbers)) or min(numbers, default=1) < 1:
                 raise UserError(f"subject.{name} is {list(numbers)}: give ascending numbers, each 1 or more")
 
 
+_SECTION = "subject."
 _MEANING = {"path": "a folder of pairs or a resource of them", "source": "a language", "target": "a language"}
