@@ -1,9 +1,11 @@
 """What all tests share: no network, reproducible examples, one budget for statistical tests, small real runs."""
 
 import ast
+import hashlib
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ os.environ["FREENERGY_WORKERS"] = "local:1"  # tests that are about workers star
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
@@ -80,10 +83,20 @@ MODULES = [
 
 
 @pytest.fixture(scope="session")
-def corpus_file(tmp_path_factory):
-    """One JSON line a module."""
-    path = tmp_path_factory.mktemp("text") / "python.jsonl"
-    path.write_text("".join(json.dumps({"text": _documentation(name)[:20_000]}) + "\n" for name in MODULES))
+def shared_tmp(tmp_path_factory):
+    """A folder that all workers of one test run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def corpus_file(shared_tmp):
+    """One JSON line per module."""
+    path = shared_tmp / "python.jsonl"
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            rows = [json.dumps({"text": _documentation(name)[:20_000]}) for name in MODULES]
+            path.write_text("\n".join(rows) + "\n")
     return path
 
 
@@ -102,11 +115,12 @@ def recipe(write_recipe, tmp_path):
 
 @pytest.fixture(scope="session")
 def write_recipe(corpus_file):
-    """Writes that recipe into a folder."""
+    """Writes that recipe into a folder; ``more`` is TOML or the choices of ``tiny_run``."""
+    from freenergy.testing.runs import tiny_run
 
-    def write(folder):
+    def write(folder, more="", **choices):
         path = folder / "small.toml"
-        path.write_text(RECIPE.format(corpus_file=corpus_file))
+        path.write_text(tiny_run(corpus_file, **choices) + more)
         return path
 
     return write
@@ -153,61 +167,31 @@ def kill_when():
     return kill_when
 
 
-RECIPE = """
-name = "small"
-seed = 1
-[corpus]
-source = "{corpus_file}"
-prefix = 12
-continuation = 4
-validation_share = 0.2
-test_share = 0.2
-[tokenizer]
-vocab_size = 400
-[base]
-preset = "tiny"
-block = 16
-dropout = 0.1
-validation_tokens = 500
-[base.optimisation]
-steps = 40
-batch_size = 4
-accumulate = 2
-validate_every = 10
-checkpoint_seconds = 0.0
-[evaluation]
-windows = 20
-samples = 2
-"""
+@pytest.fixture(scope="session")
+def finished_run(shared_tmp, tmp_path_factory):
+    """Makes a run once for all workers, keyed by its recipe; every caller gets a copy of its own.
 
+    Returns the folder, the path of the recipe and the results of the stages.
+    """
+    from freenergy import load_recipe, run
 
-ENERGY = """
-[negatives]
-per_prefix = 4
-windows = 24
-validation_windows = 16
-validation_per_prefix = 7
-[energy]
-kind = "ngram"
-order = 2
-[[baselines]]
-kind = "local"
-name = "counts"
-order = 2
-windows = 10
-"""
-CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=6", "evaluation.position_windows=2",
-           "evaluation.position_draws=4"]  # fmt: skip
+    def finished_run(text, changes=(), *, stage=None):
+        key = hashlib.sha256(repr((text, changes, stage)).encode()).hexdigest()[:16]
+        shared, own = shared_tmp / "finished" / key, tmp_path_factory.mktemp("finished")
+        shared.mkdir(parents=True, exist_ok=True)
+        with FileLock(shared.with_suffix(".lock")):
+            (shared / "small.toml").write_text(text)
+            list(run(load_recipe(str(shared / "small.toml"), changes), shared / "run", stage=stage))
+            shutil.copytree(shared, own, dirs_exist_ok=True)
+        path = own / "small.toml"
+        return own / "run", path, list(run(load_recipe(str(path), changes), own / "run", stage=stage))
+
+    return finished_run
 
 
 @pytest.fixture(scope="session")
-def joint_run(write_recipe, tmp_path_factory):
+def joint_run(finished_run, corpus_file):
     """A finished run with a counted base, whose stages take no time, and an energy of n-gram features; its recipe."""
-    from freenergy import load_recipe, run
+    from freenergy.testing.runs import tiny_run
 
-    folder = tmp_path_factory.mktemp("joint")
-    path = write_recipe(folder)
-    head, tail = path.read_text().split("[base]")
-    path.write_text(f'{head}[base]\nkind = "ngram"\norder = 2\n[evaluation]{tail.split("[evaluation]")[1]}{ENERGY}')
-    list(run(load_recipe(str(path), CHANGES), folder / "run"))
-    return folder / "run", path
+    return finished_run(tiny_run(corpus_file, base="counts", energy="ngram", with_baseline=True))[:2]

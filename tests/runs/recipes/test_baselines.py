@@ -12,6 +12,7 @@ from freenergy import Corpus, HuggingFaceLM, Run, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import open_base
 from freenergy.recipes.stages.baselines import baseline_records, open_baselines
+from freenergy.testing.runs import tiny_run
 from freenergy.training.baselines.residual import ResidualLM
 
 pytestmark = pytest.mark.slow
@@ -58,12 +59,9 @@ NAMES = ["longer", "balm", "ralm", "local-ngram", "local-both"]
 
 
 @pytest.fixture(scope="module")
-def done(write_recipe, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("baselines")
-    path = write_recipe(folder)
-    path.write_text(path.read_text() + BASELINES)
-    results = list(run(load_recipe(str(path), CHANGES), folder / "run", stage="baselines"))
-    return folder / "run", results
+def done(finished_run, corpus_file):
+    folder, _, results = finished_run(tiny_run(corpus_file) + BASELINES, CHANGES, stage="baselines")
+    return folder, results
 
 
 def held_out(folder):
@@ -122,10 +120,7 @@ def test_nothing_is_done_twice_and_other_stages_keep_their_keys(done):
 
 
 def test_a_base_of_counts_has_a_local_counterpart(write_recipe, tmp_path):
-    path = write_recipe(tmp_path)
-    head, tail = path.read_text().split("[base]")
-    text = head + '[base]\nkind = "ngram"\norder = 2\n[evaluation]' + tail.split("[evaluation]")[1]
-    path.write_text(text + '[[baselines]]\nkind = "local"\norder = 3\nwindows = 10\n')
+    path = write_recipe(tmp_path, '[[baselines]]\nkind = "local"\norder = 3\nwindows = 10\n', base="counts")
     list(run(load_recipe(str(path)), tmp_path / "out", stage="baselines"))
     corpus, x = held_out(tmp_path / "out")
     base = open_base(tmp_path / "out" / "base", corpus.tokenizer)
@@ -185,8 +180,7 @@ def test_the_recipe_that_comes_with_the_package_has_the_base_and_the_energy_of_t
 
 @pytest.mark.faults
 def test_kill_9_ends_with_the_same_bits(write_recipe, tmp_path, kill_when):
-    path = write_recipe(tmp_path)
-    path.write_text(path.read_text() + BASELINES)
+    path = write_recipe(tmp_path, BASELINES)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     start = [sys.executable, "-c", "from freenergy.cli import main; main()", "run", str(path), "--stage", "baselines"]
     changes = [word for change in CHANGES for word in ("--set", change)]

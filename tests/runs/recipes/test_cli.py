@@ -9,21 +9,18 @@ import sys
 
 import pytest
 
-from freenergy import load_recipe, run
 from freenergy.core.rng import Rng
 from freenergy.lm.presets import build, preset
 from freenergy.recipes.load import recipes
+from freenergy.testing.runs import tiny_run
 
 QUICK = ["--set", "base.optimisation.steps=4", "--set", "base.optimisation.validate_every=2"]
 
 
 @pytest.fixture(scope="session")
-def done(write_recipe, tmp_path_factory):
+def done(finished_run, corpus_file):
     """A finished run, and its recipe."""
-    folder = tmp_path_factory.mktemp("done")
-    recipe = write_recipe(folder)
-    list(run(load_recipe(str(recipe), QUICK[1::2]), folder / "run"))
-    return folder / "run", recipe
+    return finished_run(tiny_run(corpus_file), QUICK[1::2])[:2]
 
 
 def refused(result, *words, after=""):

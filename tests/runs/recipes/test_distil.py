@@ -16,19 +16,10 @@ from freenergy import Corpus, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import open_base
 from freenergy.recipes.stages.distil import distil
+from freenergy.testing.runs import tiny_run
 from freenergy.training.distil import Distilling
 from freenergy.training.settings import Optimisation
 
-ENERGY = """
-[negatives]
-per_prefix = 4
-windows = 24
-validation_windows = 12
-validation_per_prefix = 7
-[energy]
-kind = "ngram"
-order = 3
-"""
 pytestmark = pytest.mark.slow
 CHANGES = [
     "base.optimisation.steps=30",
@@ -46,13 +37,9 @@ SHORT = Distilling(
 
 
 @pytest.fixture(scope="module")
-def finished(write_recipe, tmp_path_factory):
+def finished(finished_run, corpus_file):
     """A run with an energy."""
-    folder = tmp_path_factory.mktemp("distil")
-    path = write_recipe(folder)
-    path.write_text(path.read_text() + ENERGY)
-    list(run(load_recipe(str(path), CHANGES), folder / "run"))
-    return folder / "run"
+    return finished_run(tiny_run(corpus_file, energy="ngram"), CHANGES)[0]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +148,7 @@ def test_where_no_step_is_nearer_it_is_the_base_and_says_so(finished, tmp_path):
     assert math.isfinite(told["kl"]["after"]["value"])
 
 
-def test_bad_input_is_one_sentence(finished, recipe, tmp_path):
+def test_bad_input_is_one_sentence(finished, write_recipe, tmp_path):
     with pytest.raises(UserError, match="is no run"):
         distil(tmp_path / "nothing", SHORT, tmp_path / "out")
     (tmp_path / "full").mkdir()
@@ -178,12 +165,11 @@ def test_bad_input_is_one_sentence(finished, recipe, tmp_path):
     with pytest.raises(UserError, match="a step takes 100000"):
         distil(finished, many, tmp_path / "many")
     assert [path.name for path in (tmp_path / "many").iterdir()] == [".lock"], "another try must find it empty"
-    plain = load_recipe(str(recipe), [*CHANGES, 'base={kind="ngram"}'])
-    list(run(plain, tmp_path / "plain", stage="corpus"))
+    list(run(load_recipe(str(write_recipe(tmp_path, base="counts"))), tmp_path / "plain", stage="corpus"))
     with pytest.raises(UserError, match="has no energy, so there is no joint model to distil"):
         distil(tmp_path / "plain", SHORT, tmp_path / "out")
-    recipe.write_text(recipe.read_text() + ENERGY)
-    list(run(load_recipe(str(recipe), [*CHANGES, 'base={kind="ngram"}']), tmp_path / "ngram", stage="corpus"))
+    counts = write_recipe(tmp_path, base="counts", energy="ngram")
+    list(run(load_recipe(str(counts)), tmp_path / "ngram", stage="corpus"))
     with pytest.raises(UserError, match="a base of kind 'ngram' has none"):
         distil(tmp_path / "ngram", SHORT, tmp_path / "out")
     unfinished = tmp_path / "unfinished"

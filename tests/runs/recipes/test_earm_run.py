@@ -26,21 +26,18 @@ CHANGES = [
     "base.optimisation.steps=8",
     "base.optimisation.validate_every=4",
     "base.optimisation.accumulate=1",
-    "evaluation.candidates=8",
-    "evaluation.certified_windows=6",
 ]
 
 
 @pytest.fixture(scope="module")
 def path(write_recipe, tmp_path_factory):
-    path = write_recipe(tmp_path_factory.mktemp("earm"))
-    path.write_text(path.read_text() + EARM)
-    return path
+    return write_recipe(tmp_path_factory.mktemp("earm"), EARM)
 
 
 @pytest.fixture(scope="module")
-def done(path):
-    return path.parent / "run", list(run(load_recipe(str(path), CHANGES), path.parent / "run"))
+def done(path, finished_run):
+    folder, _, results = finished_run(path.read_text(), CHANGES)
+    return folder, results
 
 
 @pytest.mark.slow

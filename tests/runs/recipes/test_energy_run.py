@@ -15,55 +15,32 @@ from freenergy import ResidualModel, UserError, load, load_recipe, run
 from freenergy.core.files import file_hash, read_json
 from freenergy.energies.settings import NgramEnergy
 from freenergy.recipes.load import make_recipe
+from freenergy.testing.runs import tiny_run
 
 pytestmark = pytest.mark.slow
 
-ENERGY = """
-[negatives]
-per_prefix = 4
-windows = 24
-validation_windows = 16
-validation_per_prefix = 7
-shard = 8
-[energy]
-kind = "product"
-[[energy.parts]]
-kind = "ngram"
-order = 3
-[[energy.parts]]
-kind = "probe"
-[[energy.parts]]
-kind = "log-ratio"
-[training]
-negatives = 2
-[training.optimisation]
-steps = 12
-batch_size = 4
-validate_every = 4
-checkpoint_seconds = 0.0
-"""
 CHANGES = [
     "base.optimisation.steps=6",
     "base.optimisation.validate_every=3",
-    "evaluation.candidates=8",
-    "evaluation.certified_windows=6",
 ]
 
 
 @pytest.fixture
 def recipe(write_recipe, tmp_path):
-    path = write_recipe(tmp_path)
-    path.write_text(path.read_text() + ENERGY)
-    return path
+    return write_recipe(tmp_path, energy="product")
 
 
 @pytest.fixture(scope="module")
-def done(write_recipe, tmp_path_factory):
+def done(finished_run, corpus_file):
     """A finished run with an energy of three parts, and its results."""
-    folder = tmp_path_factory.mktemp("energy")
-    path = write_recipe(folder)
-    path.write_text(path.read_text() + ENERGY)
-    return folder / "run", list(run(load_recipe(str(path), CHANGES), folder / "run"))
+    folder, _, results = finished_run(tiny_run(corpus_file, energy="product"), CHANGES)
+    return folder, results
+
+
+@pytest.fixture(scope="module")
+def spoilt(done, tmp_path_factory):
+    """A copy of it, for recipes that are refused: what they share is not done again."""
+    return shutil.copytree(done[0], tmp_path_factory.mktemp("spoilt") / "run")
 
 
 def some(joint, num=3):
@@ -149,10 +126,9 @@ def test_networks_learn_in_a_run(recipe, tmp_path, kind):
 @pytest.mark.slow
 def test_fresh_negatives_and_a_saved_part(done, recipe, tmp_path):
     folder, _ = done
-    head, _ = recipe.read_text().split("[energy]\n")
+    head, tail = recipe.read_text().split("[energy]\n")
     parts = f'[[energy.parts]]\nkind = "saved"\npath = "{folder}/energy/part-0"\n[[energy.parts]]\nkind = "log-ratio"\n'
-    tail = ENERGY.split("[training]")[1]
-    recipe.write_text(f'{head}[energy]\nkind = "product"\n{parts}[training]{tail}')
+    recipe.write_text(f'{head}[energy]\nkind = "product"\n{parts}[training]{tail.split("[training]")[1]}')
     results = list(run(load_recipe(str(recipe), [*CHANGES, "negatives.fresh=true"]), tmp_path / "out"))
     assert "train" not in results[2].summary
     saved = results[3].summary["parts"][0]
@@ -198,17 +174,15 @@ def test_negatives_of_another_model_are_refused(done, recipe, tmp_path):
         ("negatives.fresh=true", "linear energies are fitted to stored negatives"),
     ],
 )
-@pytest.mark.slow
-def test_bad_settings_are_one_sentence(recipe, tmp_path, change, words):
+def test_bad_settings_are_one_sentence(recipe, spoilt, change, words):
     with pytest.raises(UserError, match=words) as found:
-        list(run(load_recipe(str(recipe), [*CHANGES, change]), tmp_path / "out"))
+        list(run(load_recipe(str(recipe), [*CHANGES, change]), spoilt))
     assert "\n" not in str(found.value)
 
 
-def test_a_network_is_needed_where_its_states_are_read(recipe, tmp_path):
-    changes = ["evaluation.candidates=4", "evaluation.certified_windows=2", "training.optimisation.steps=2"]
-    head, tail = recipe.read_text().split("[base]")
-    recipe.write_text(head + '[base]\nkind = "ngram"\norder = 2\n[evaluation]' + tail.split("[evaluation]")[1])
+def test_a_network_is_needed_where_its_states_are_read(write_recipe, tmp_path):
+    changes = ["evaluation.candidates=4", "evaluation.certified_windows=2"]
+    recipe = write_recipe(tmp_path, base="counts", energy="product")
     with pytest.raises(UserError, match="a NgramLM has none to read"):
         list(run(load_recipe(str(recipe), changes), tmp_path / "out"))
     text = recipe.read_text()
