@@ -28,8 +28,7 @@ from transformers import GPT2Config, PreTrainedModel
 
 from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace
 from freenergy.core.roles import Scores
-from freenergy.energies.log_ratio import LogRatio
-from freenergy.energies.settings import LogRatioEnergy
+from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
 from freenergy.lm.presets import build
 from freenergy.noise.sources import FromBase
 from freenergy.objectives import RankingNCE

@@ -23,8 +23,8 @@ from freenergy import (
 )
 from freenergy.apps import lm_eval
 from freenergy.apps.lm_eval import TextModel, cut
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import NgramEnergy
 from freenergy.samplers.plain import no_energy
 
 P = {  # P(next | last); the first row is that of a text's beginning

@@ -7,21 +7,23 @@ to fill masks on the corpus, or a pretrained encoder, which reads text through i
 """
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float
 from safetensors import SafetensorError
-from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from torch import Tensor
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
-from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
+from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.retokenize import Apart, Crossing, Together, no_room
 from freenergy.energies.saving import (
@@ -34,20 +36,107 @@ from freenergy.energies.saving import (
     saved,
     without_head,
 )
-from freenergy.energies.settings import BitEnergy
+from freenergy.energies.settings import BuildInputs, Fit, Over, Pool, check_dropout
 from freenergy.energies.trunk import States, Trunk, readable
-from freenergy.lm.presets import set_dropout
+from freenergy.lm.load import locate_model
+from freenergy.lm.presets import preset, set_dropout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from freenergy.lm.shapes import Shape
 
 
 @final
-class Bit(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BitEnergy(Int8Settings):
+    """A bidirectional trunk; pooled states to a scalar.
+
+    ``start``: "encoder" is a pretrained encoder with its own tokenizer (``encoder`` names it), "base" the base's
+    weights with the causal mask removed, "scratch" a network of ``preset`` that first learns to fill masks.
+    """
+
+    fit: ClassVar[Fit] = "gradient"
+    kind: Literal["bit"] = "bit"
+    start: Literal["encoder", "base", "scratch"] = "base"
+    encoder: str = ""
+    preset: str = "tiny"
+    mask_share: float = 0.15  # of tokens, while a scratch trunk learns to fill masks
+    pool: Pool = "mean"
+    over: Over = "continuation"
+    prefix_once: bool = False  # the prefix's states do not see the continuation, and are computed once for N candidates
+    dropout: float = 0.0
+    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
+
+    def __post_init__(self) -> None:
+        if (self.start == "encoder") != bool(self.encoder):
+            raise UserError(
+                f'start is "{self.start}" and encoder {self.encoder!r}: an encoder goes with "encoder" alone'
+            )
+        check_dropout(self.dropout)
+        if not 0 < self.mask_share < 1:
+            raise UserError(f"mask_share is {self.mask_share}: set it above 0 and below 1")
+
+    def build(self, inputs: BuildInputs) -> "Bit":
+        """Start as the encoder, as a copy of the base, or as a network that has learned to fill masks."""
+        if self.start == "encoder":
+            return Bit.from_encoder(self, locate_model(self.encoder, inputs.progress), inputs.corpus.tokenizer)
+        if self.start == "base":
+            return Bit.from_base(self, inputs.base)
+        return Bit.from_trunk(self, inputs.train_masked_trunk(self))
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Bit":
+        """Load the energy as it was saved."""
+        return Bit.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    def in_int8(self) -> "BitEnergy":
+        """Return the same settings with ``int8 = true``."""
+        return replace(self, int8=True)
+
+    @property
+    def trains_masked_trunk(self) -> bool:
+        """Whether its network first learns to fill masks."""
+        return self.start == "scratch"
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether a prefix is read once for all its continuations."""
+        return self.prefix_once
+
+    def fingerprints(self, stage: Path, progress: Progress) -> list[str]:
+        """Fingerprint the encoder."""
+        if self.start != "encoder":
+            return []
+        from freenergy.lm.checkpoints import checkpoint_fingerprint
+
+        return [checkpoint_fingerprint(locate_model(self.encoder, progress))]
+
+    def citations(self) -> dict[str, str]:
+        """Cite masked language models where the trunk is one."""
+        return {} if self.start == "base" else {"devlin2019bert": "masked language models"}
+
+    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+        """Return the shape of the encoder, of the preset (with a mask in its vocabulary), or of the base."""
+        from freenergy.lm.shapes import shape_in, shape_of
+
+        if self.start == "encoder":
+            return shape_in(locate_model(self.encoder))
+        if self.start == "scratch":
+            return shape_of(preset(self.preset).config(vocab_size=vocab_size() + 1, eos=0))
+        return base
+
+
+@final
+class Bit(Int8Energy):
     """Takes ``network`` as its trunk; ``crossed`` counts strings that went through text, ``lost`` what they lost."""
 
     def __init__(
-        self, settings: BitEnergy, network: PreTrainedModel, *, eos: int, crossing: Crossing | None = None
+        self, settings: BitEnergy, network: "PreTrainedModel", *, eos: int, crossing: Crossing | None = None
     ) -> None:
         super().__init__()
-        self.settings, self.eos, self.crossing = settings, eos, crossing
+        self.settings: Int8Settings = settings
+        self.eos, self.crossing, self.prefix_once = eos, crossing, settings.prefix_once
         self.crossed = 0
         self.lost: Counter[str] = Counter()
         self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
@@ -61,10 +150,10 @@ class Bit(nn.Module):
     @classmethod
     def from_base(cls, settings: BitEnergy, base: LanguageModel) -> "Bit":
         """Begin as a copy of the base, with the causal mask removed."""
-        return cls(settings, copied(without_head(network_of(base, "Bit"))), eos=base.eos)
+        return cls(settings, copied(without_head(network_of(base, settings.kind))), eos=base.eos)
 
     @classmethod
-    def from_trunk(cls, settings: BitEnergy, model: PreTrainedModel) -> "Bit":
+    def from_trunk(cls, settings: BitEnergy, model: "PreTrainedModel") -> "Bit":
         """Begin as a copy of a model that has learned to fill masks."""
         return cls(settings, copied(without_head(model)), eos=model.config.eos_token_id)
 
@@ -90,6 +179,19 @@ class Bit(nn.Module):
     def losses(self, x: Continuations) -> dict[str, int]:
         """How many strings lose something on their way, by reason."""
         return dict(Counter(reason for reasons in self._losses(x) for reason in reasons))
+
+    def diagnose(self, validation: Callable[[], Continuations], progress: Progress) -> dict[str, Any]:
+        """Report the share of strings that lose characters on their way to the encoder's tokenizer, and why."""
+        if self.crossing is None:
+            return {}
+        x = validation()
+        losses, share = self.losses(x), self.lossy(x).double().mean().item()
+        if share:
+            progress.say(
+                f"{100 * share:.2g} % of the continuations lose characters on their way to the encoder's tokenizer "
+                f"({', '.join(sorted(losses))}): it scores what is left of them"
+            )
+        return {"lossy_share": share, "losses": losses}
 
     def _losses(self, x: Continuations) -> list[frozenset[str]]:
         if self.crossing is None:
@@ -121,7 +223,7 @@ class Bit(nn.Module):
 
     def _cross(self, x: Continuations) -> Apart | Together:
         assert self.crossing is not None
-        return self.crossing.apart(x) if self.settings.prefix_once else self.crossing.together(x)
+        return self.crossing.apart(x) if self.prefix_once else self.crossing.together(x)
 
     def _read(self, crossed: Apart | Together) -> Float[Tensor, "B N"]:
         device, shape = self.trunk.device, crossed.in_x.shape[:2]
@@ -164,8 +266,10 @@ class Bit(nn.Module):
         return energy
 
 
-def load_encoder(folder: Path) -> PreTrainedModel:
+def load_encoder(folder: Path) -> "PreTrainedModel":
     """An encoder in float32: safetensors only, never its own code."""
+    from transformers import AutoModel
+
     try:
         loaded: Any = AutoModel.from_pretrained(
             folder,

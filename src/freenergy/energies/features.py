@@ -9,7 +9,7 @@ an absurd energy.
 Legend: F features.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,19 +24,21 @@ from torch import Tensor, nn
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, fingerprint, overwritable_folder, read_json, write_json
 from freenergy.core.sequences import Continuations
+from freenergy.energies.module import EnergyModule
+from freenergy.energies.settings import EnergySettings
 
 CONFIG, ARRAYS = "energy.json", "energy.safetensors"
 _CLIP = 10.0
 
 
-class FeatureEnergy(nn.Module, ABC):
+class FeatureEnergy(EnergyModule):
     """w · φ(x) with a frozen φ that a class below gives; it starts at E = 0."""
 
     mean: Tensor
     scale: Tensor
     knows_text = False  # True where φ looks the training text up, so that ``leave_self_out`` matters
 
-    def __init__(self, settings: Any, names: list[str]) -> None:
+    def __init__(self, settings: EnergySettings, names: list[str]) -> None:
         super().__init__()
         self.settings = settings
         self.names = names  # one a feature, for people

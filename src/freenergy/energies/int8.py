@@ -12,34 +12,62 @@ The float32 weights stay, and are what is saved, with the ranges beside them.
 """
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
-from freenergy.energies.settings import BitEnergy, UnitEnergy
+from freenergy.energies.module import EnergyModule
+from freenergy.energies.settings import EnergySettings
+from freenergy.energies.trunk import Trunk
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
 
 Ranges = dict[str, tuple[float, float]]  # of the inputs of each layer, by its name in the network
 _STEPS = 127
 _MARGIN = 0.1  # of a range, on either side: other texts go a little further
 
 
+class Int8Settings(EnergySettings):
+    """Settings of an energy whose trunk can be read in int8."""
+
+    __slots__ = ()
+    int8: bool
+
+    @property
+    def reads_int8(self) -> bool:
+        """Whether its network is quantised once it is trained."""
+        return self.int8
+
+    @abstractmethod
+    def in_int8(self) -> "Int8Settings":
+        """Return the same settings with ``int8 = true``."""
+
+
+class Int8Energy(EnergyModule):
+    """An energy whose trunk can be read in int8."""
+
+    trunk: Trunk
+    settings: Int8Settings
+    ranges: Ranges | None  # of what its layers read, where they read it in int8
+
+
 @final
 class Int8Linear(nn.Module):
     """A linear layer that reads in int8; ``is_exact`` makes it read in float32 again."""
 
-    def __init__(self, layer: nn.Linear | Conv1D, low: float, high: float) -> None:
+    def __init__(self, layer: "nn.Linear | Conv1D", low: float, high: float) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
-        self.is_exact, self._turned = False, isinstance(layer, Conv1D)
+        self.is_exact, self._turned = False, not isinstance(layer, nn.Linear)
         low, high = min(low, 0.0), max(high, 0.0)
         wider = _MARGIN * (high - low)
         self._scale = max((high - low + 2 * wider) / _STEPS, 1e-12)
@@ -63,34 +91,37 @@ class Int8Linear(nn.Module):
         return y
 
 
-def quantised(energy: nn.Module, x: Continuations) -> nn.Module:
+def quantised(energy: nn.Module, x: Continuations) -> Int8Energy:
     """The same energy, in place and for good, with its trunk in int8; ``x`` are texts such as it will read.
 
     Some dozens of strings are enough. ``save_pretrained`` and ``load_energy`` give the same bits again.
     """
-    network = _network(energy)
-    if any(isinstance(layer, Int8Linear) for layer in network.modules()):
+    if not isinstance(energy, Int8Energy):
+        raise UserError(f"a {type(energy).__name__} is not read in int8: quantise a bit or a unit energy")
+    if any(isinstance(layer, Int8Linear) for layer in energy.trunk.network.modules()):
         raise UserError("the energy is in int8 already: quantise it once")
     put_in_int8(energy, measured(energy, x))
     return energy
 
 
-def put_in_int8(energy: nn.Module, ranges: Mapping[str, Any]) -> None:
+def put_in_int8(energy: Int8Energy, ranges: Mapping[str, Any]) -> None:
     """Replace the trunk's layers, whose inputs have these ranges."""
-    network = _network(energy)
+    network = energy.trunk.network
     check_int8(network)
     for name, (low, high) in ranges.items():
         above, _, last = name.rpartition(".")
         layer: Any = network.get_submodule(name)
         setattr(network.get_submodule(above), last, Int8Linear(layer, float(low), float(high)))
     energy.requires_grad_(False).eval()
-    energy.ranges = dict(ranges)  # type: ignore[assignment]
-    energy.settings = replace(energy.settings, int8=True)  # type: ignore[type-var]
+    energy.ranges = dict(ranges)
+    energy.settings = energy.settings.in_int8()
 
 
 @torch.no_grad()
-def measured(energy: nn.Module, x: Continuations) -> Ranges:
+def measured(energy: Int8Energy, x: Continuations) -> Ranges:
     """The smallest and the largest input of each linear layer of the trunk while the energy reads ``x``."""
+    from transformers.pytorch_utils import Conv1D
+
     ranges: Ranges = {}
 
     def watch(name: str) -> Any:
@@ -101,7 +132,8 @@ def measured(energy: nn.Module, x: Continuations) -> Ranges:
 
         return seen
 
-    layers = {name: part for name, part in _network(energy).named_modules() if isinstance(part, nn.Linear | Conv1D)}
+    network = energy.trunk.network
+    layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | Conv1D)}
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
     training = energy.training
     try:
@@ -114,7 +146,7 @@ def measured(energy: nn.Module, x: Continuations) -> Ranges:
 
 
 @torch.no_grad()
-def int8_error(energy: nn.Module, x: Continuations) -> tuple[float, float]:
+def int8_error(energy: Int8Energy, x: Continuations) -> tuple[float, float]:
     """How far the energies of ``x`` are from those in float32: the largest difference and the root mean square."""
     found = energy(x).double()
     with _exact(energy):
@@ -122,7 +154,7 @@ def int8_error(energy: nn.Module, x: Continuations) -> tuple[float, float]:
     return away.abs().max().item(), away.square().mean().sqrt().item()
 
 
-def check_int8(network: PreTrainedModel) -> None:
+def check_int8(network: "PreTrainedModel") -> None:
     """Refuse what int8 cannot be read on, before anything is trained for it."""
     if network.device.type != "cpu" or network.dtype != torch.float32:
         raise _misplaced(network.device, network.dtype)
@@ -131,8 +163,8 @@ def check_int8(network: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _exact(energy: nn.Module) -> Iterator[None]:
-    layers = [layer for layer in _network(energy).modules() if isinstance(layer, Int8Linear)]
+def _exact(energy: Int8Energy) -> Iterator[None]:
+    layers = [layer for layer in energy.trunk.network.modules() if isinstance(layer, Int8Linear)]
     if not layers:
         raise UserError("the energy is not in int8, so it has no error of that: pass it to quantised first")
     for layer in layers:
@@ -142,13 +174,6 @@ def _exact(energy: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.is_exact = False
-
-
-def _network(energy: nn.Module) -> PreTrainedModel:
-    if not isinstance(getattr(energy, "settings", None), BitEnergy | UnitEnergy):
-        raise UserError(f"a {type(energy).__name__} is not read in int8: quantise a bit or a unit energy")
-    network: PreTrainedModel = energy.trunk.network  # type: ignore[union-attr,assignment]
-    return network
 
 
 def _packed(weight: Float[Tensor, "out in"], bias: Tensor | None) -> Any:

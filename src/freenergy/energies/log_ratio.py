@@ -7,38 +7,83 @@ Q itself, and log Z = 0. One reading of Q gives both its states and its log-prob
 code, so that the two agree to the last bit while their weights do.
 """
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
+from freenergy.energies.module import EnergyModule
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
-from freenergy.energies.settings import LogRatioEnergy
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit, Over, Pool, check_dropout
 from freenergy.energies.trunk import States, Trunk, readable
 from freenergy.lm.presets import set_dropout
 from freenergy.lm.stepping import sum_tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from freenergy.lm.shapes import Shape
+
 
 @final
-class LogRatio(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRatioEnergy(EnergySettings):
+    """α·(log P_LM − log Q) + a pooled scalar of Q's states; Q begins as a copy of the base, and learns."""
+
+    fit: ClassVar[Fit] = "gradient"
+    predicts_tokens: ClassVar[bool] = True
+    kind: Literal["log-ratio"] = "log-ratio"
+    alpha: float = 0.25
+    pool: Pool = "mean"
+    over: Over = "continuation"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
+        if not math.isfinite(self.alpha):
+            raise UserError(f"alpha is {self.alpha}: set it to a number, such as 0.25")
+
+    def build(self, inputs: BuildInputs) -> "LogRatio":
+        """Start with Q as a copy of the base."""
+        return LogRatio(self, inputs.base)
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "LogRatio":
+        """Load the energy as it was saved."""
+        return LogRatio.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether a prefix is read once: yes, Q reads left to right."""
+        return True
+
+    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+        """Return the shape of the base."""
+        return base
+
+
+@final
+class LogRatio(EnergyModule):
     """``network`` is a Q that was trained before; without it Q is a copy of the base."""
 
     def __init__(
-        self, settings: LogRatioEnergy, base: LanguageModel, *, network: PreTrainedModel | None = None
+        self, settings: LogRatioEnergy, base: LanguageModel, *, network: "PreTrainedModel | None" = None
     ) -> None:
         super().__init__()
         self.settings, self.eos = settings, base.eos
-        model = network_of(base, "LogRatio")
-        check_head(model, "LogRatio")
+        model = network_of(base, settings.kind)
+        check_head(model, settings.kind)
         q = network or copied(model)
         set_dropout(q, settings.dropout)
         self.trunk, self.head = Trunk(without_head(q), "causal"), q.get_output_embeddings()
@@ -101,7 +146,7 @@ def predicting(states: States, x: Continuations) -> Float[Tensor, "B N L H"]:
 
 
 @torch.no_grad()
-def check_head(model: PreTrainedModel, energy: str) -> None:
+def check_head(model: "PreTrainedModel", kind: str) -> None:
     """Refuse a model that does more to its states than one layer before it predicts."""
     tokens, head = (
         torch.arange(4, device=model.device).view(1, 4) % model.config.vocab_size,
@@ -110,6 +155,6 @@ def check_head(model: PreTrainedModel, energy: str) -> None:
     logits = model(tokens, use_cache=False).logits
     if head is None or not torch.allclose(head(model.base_model(tokens).last_hidden_state), logits, atol=1e-4):
         raise UserError(
-            f"{type(model).__name__} does not predict by one linear layer, which a {energy} energy needs: "
+            f"{type(model).__name__} does not predict by one linear layer, which an energy of kind {kind!r} needs: "
             'take kind = "unit" or "bit"'
         )

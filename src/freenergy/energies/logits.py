@@ -8,9 +8,9 @@ It has no weights of its own, and nothing of it is learned here: the base has le
 was trained by cross-entropy alone has logits whose level says nothing.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
+from typing import ClassVar, Literal, final
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,20 +22,39 @@ from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches
 from freenergy.energies.features import CONFIG, read_settings
 from freenergy.energies.log_ratio import check_head, predicting
+from freenergy.energies.module import EnergyModule
 from freenergy.energies.saving import network_of, without_head
-from freenergy.energies.settings import LogitsEnergy
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.energies.trunk import States, Trunk, readable
 
 
 @final
-class Logits(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitsEnergy(EnergySettings):
+    """The level of the base's own logits, for a base that was trained with ``base.earm``; nothing is learned."""
+
+    fit: ClassVar[Fit] = "none"
+    kind: Literal["logits"] = "logits"
+
+    def build(self, inputs: BuildInputs) -> "Logits":
+        """Read the base, which has learned it."""
+        return Logits(self, inputs.base)
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Logits":
+        """Load it for the base whose logits they are."""
+        return Logits.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+
+@final
+class Logits(EnergyModule):
     """−S at the last token; 0 for a continuation of none."""
 
     def __init__(self, settings: LogitsEnergy, base: LanguageModel) -> None:
         super().__init__()
         self.settings, self.eos = settings, base.eos
-        model = network_of(base, "Logits")
-        check_head(model, "Logits")
+        model = network_of(base, settings.kind)
+        check_head(model, settings.kind)
         # in a tuple, so that the base is no part of this module: it is neither trained nor saved
         self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
 

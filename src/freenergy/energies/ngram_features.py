@@ -13,8 +13,9 @@ Legend: R = B·N strings, L continuation length, F features.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -28,8 +29,11 @@ from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.ngram_tables import NgramTables, Seen
-from freenergy.energies.settings import NgramEnergy
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.stepping import started
+
+if TYPE_CHECKING:
+    from freenergy.lm.shapes import Shape
 
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
@@ -37,6 +41,42 @@ _BUCKETS = ("0", "1", "2", "3–4", "5–8", "9–16", "17–64", "65–256", "o
 _REPEATS = 4  # n-grams of up to so many tokens are looked for in the prefix and in x itself
 _PLACES = 1 << 21  # of strings that are looked up at once
 _NONE = -1
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramEnergy(EnergySettings):
+    """Log-linear in counts of n-grams and skip-grams: in the training text, in the prefix, in the continuation."""
+
+    fit: ClassVar[Fit] = "convex"
+    kind: Literal["ngram"] = "ngram"
+    order: int = 5
+    skips: tuple[int, ...] = (1, 2)  # tokens left out between the two of a skip-gram
+    lexicon: int = 256  # the most frequent tokens of the training text, which have a weight each
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= 8:
+            raise UserError(f"order is {self.order}: set it to at least 1 and at most 8")
+        if self.lexicon < 0:
+            raise UserError(f"lexicon is {self.lexicon}: set it to 0 or more tokens that have a weight each")
+        if len(set(self.skips)) < len(self.skips) or any(not 1 <= skip <= 16 for skip in self.skips):
+            raise UserError(f"skips is {list(self.skips)}: give different numbers from 1 to 16, or none")
+
+    def build(self, inputs: BuildInputs) -> "NgramFeatures":
+        """Count the training text."""
+        stream, base, progress = inputs.corpus.stream("train"), inputs.base, inputs.progress
+        progress.say(f"counting n-grams of {len(stream):,} tokens")
+        sizes = {"vocab_size": base.vocab_size, "eos": base.eos, "order": self.order}
+        return NgramFeatures(self, NgramTables.fit(stream, **sizes, skips=self.skips, progress=progress))
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "NgramFeatures":
+        """Load the energy as it was saved."""
+        return NgramFeatures.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    def num_features(self, base: "Shape | None") -> int:
+        """Return how many sums over counts there are."""
+        return len(count_names(self)) + self.lexicon
 
 
 @final

@@ -9,8 +9,9 @@ more likely x_t was than expected.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,8 +22,11 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
-from freenergy.energies.settings import ProbeEnergy
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.activations import Trace, TracingLM
+
+if TYPE_CHECKING:
+    from freenergy.lm.shapes import Shape
 
 STATISTICS = (
     "Σ log p",
@@ -43,21 +47,53 @@ STATISTICS = (
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeEnergy(EnergySettings):
+    """Linear in what the base computes while it samples: pooled hidden states, and statistics of its predictions."""
+
+    fit: ClassVar[Fit] = "convex"
+    reads_activations: ClassVar[bool] = True
+    kind: Literal["probe"] = "probe"
+    layers: tuple[int, ...] = ()  # hidden states that are read, 0 the embeddings; none given: a third, two thirds, last
+    states: bool = True
+    statistics: bool = True
+
+    def build(self, inputs: BuildInputs) -> "Probe":
+        """Read the base."""
+        return Probe(self, inputs.base)
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Probe":
+        """Load the energy as it was saved."""
+        return Probe.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers that are read of a base with so many; none where states are left out."""
+        return layers_read(self.layers, num_layers) if self.states else ()
+
+    def num_features(self, base: "Shape | None") -> int:
+        """Return how many states and statistics there are; 0 where the shape of the base is not known."""
+        if base is None:
+            return 0
+        return len(self.layers_of(base.layers)) * base.width + len(STATISTICS) * self.statistics
+
+
+@final
 class Probe(FeatureEnergy):
     """w · (mean states and statistics of the base)."""
 
     def __init__(self, settings: ProbeEnergy, base: LanguageModel) -> None:
         if not isinstance(base, TracingLM):
             raise UserError(
-                f"a probe reads hidden states, which a {type(base).__name__} does not show: take a HuggingFaceLM as "
-                "the base, or an energy of another kind"
+                f"an energy of kind 'probe' reads hidden states, which a {type(base).__name__} does not show: take a "
+                "base with a network, or an energy of another kind"
             )
-        layers = layers_read(settings, base.num_layers)
+        layers = settings.layers_of(base.num_layers)
         states = [f"layer {layer}, state {i}" for layer in layers for i in range(base.width)]
         super().__init__(settings, states + list(STATISTICS if settings.statistics else ()))
         if not self.names:
             raise UserError("a probe of neither states nor statistics has nothing to read: set one of them to true")
-        self.base = base
+        self.base, self.reads_statistics = base, settings.statistics
         self.layers = layers
 
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
@@ -67,7 +103,7 @@ class Probe(FeatureEnergy):
     def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
         """φ(x) from a trace of ``self.layers``."""
         states = trace.states.flatten(2).double()
-        return torch.cat([states, statistics(trace)], dim=-1) if self.settings.statistics else states
+        return torch.cat([states, statistics(trace)], dim=-1) if self.reads_statistics else states
 
     def energy_of_trace(self, trace: Trace) -> Float[Tensor, "B N"]:
         """E(x) of continuations that were traced while they were sampled."""
@@ -115,11 +151,9 @@ def _deviation(values: Float[Tensor, "B N L"], mask: Bool[Tensor, "B N L"]) -> F
     return _mean((values - _mean(values, mask).unsqueeze(-1)) ** 2, mask).sqrt()
 
 
-def layers_read(settings: ProbeEnergy, num_layers: int) -> tuple[int, ...]:
-    """The layers that are read: those given, or a third and two thirds of the way and the last."""
-    if not settings.states:
-        return ()
-    chosen: Sequence[int] = settings.layers or [round(num_layers / 3), round(2 * num_layers / 3), num_layers]
+def layers_read(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Return the layers that are read: those given, or a third and two thirds of the way and the last."""
+    chosen = layers or [round(num_layers / 3), round(2 * num_layers / 3), num_layers]
     strange = [layer for layer in chosen if not 0 <= layer <= num_layers]
     if strange:
         raise UserError(f"the base has no layer {strange[0]}: choose layers from 0 (the embeddings) to {num_layers}")

@@ -8,8 +8,9 @@ what it lacks. All scales are 1 unless they are given. A product may be a part o
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -21,12 +22,49 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import CONFIG, read_settings
+from freenergy.energies.load import load_energy
+from freenergy.energies.module import EnergyModule, Persistent
+from freenergy.energies.registry import PartEnergy
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 
 _KIND = "product"
 
 
 @final
-class Product(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductEnergy(EnergySettings):
+    """A sum of energies, so a product of their factors. Linear parts are fitted together, then networks one by one."""
+
+    fit: ClassVar[Fit] = "none"  # its parts are
+    kind: Literal["product"] = "product"
+    parts: tuple[PartEnergy, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise UserError('a product needs parts: give at least one, such as {kind = "ngram"}')
+        if len(self.parts) < 2 and self.parts[0].kind == "saved":
+            raise UserError("a product of one saved energy learns nothing: add a part that learns")
+
+    def build(self, inputs: BuildInputs) -> "Product":
+        """Build all parts."""
+        return self.combine([part.build(inputs) for part in self.parts])
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Product":
+        """Load the energy as it was saved."""
+        return Product.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    def split(self) -> tuple[EnergySettings, ...]:
+        """Return the parts."""
+        return self.parts
+
+    def combine(self, parts: Sequence[EnergyModule]) -> "Product":
+        """Add the parts up."""
+        return Product(parts)
+
+
+@final
+class Product(EnergyModule):
     """Σ_i s_i · E_i; ``parts`` are energies that are modules."""
 
     def __init__(
@@ -64,6 +102,10 @@ class Product(nn.Module):
                 found[f"{i} {name}"] = self.scales[i] * part(x).double()
         return found
 
+    def terms(self) -> list[tuple[float, nn.Module]]:
+        """Return s_i and E_i of each part."""
+        return list(zip(self.scales, self.parts, strict=True))
+
     def train(self, mode: bool = True) -> "Product":
         """Frozen parts stay as they are, dropout off."""
         super().train(mode)
@@ -76,15 +118,15 @@ class Product(nn.Module):
         with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             for i, part in enumerate(self.parts):
-                part.save_pretrained(aside / str(i))  # type: ignore[operator]
+                if not isinstance(part, Persistent):
+                    raise UserError(f"the energy {type(part).__name__} has no save_pretrained: give it one, then save")
+                part.save_pretrained(aside / str(i))
             settings = {"scales": self.scales, "frozen": self.frozen, "names": self.names}
             write_json(aside / CONFIG, {"kind": _KIND, "settings": settings})
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Product":
         """Read what ``save_pretrained`` wrote."""
-        from freenergy.energies.load import load_energy  # it opens products too
-
         folder = Path(folder)
         settings = read_settings(folder, _KIND)
         parts = [load_energy(folder / str(i), base=base, tokenizer=tokenizer) for i in range(len(settings["scales"]))]

@@ -10,20 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, overwritable_folder, read_json, write_json
 from freenergy.core.roles import LanguageModel
 from freenergy.energies.features import ARRAYS, CONFIG
-from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
-from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.energies.settings import EnergySettings
+from freenergy.lm.activations import NetworkLM
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TRUNK = "trunk"
 
@@ -32,8 +34,8 @@ _TRUNK = "trunk"
 def saved(
     folder: str | Path,
     module: nn.Module,
-    settings: UnitEnergy | BitEnergy | LogRatioEnergy,
-    network: PreTrainedModel,
+    settings: EnergySettings,
+    network: "PreTrainedModel",
     **more: Any,
 ) -> Iterator[Path]:
     """Write the folder whole or not at all; within the block other files can be added."""
@@ -51,8 +53,10 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return read_json(Path(folder) / CONFIG)
 
 
-def rebuilt(folder: str | Path, *, with_head: bool = False) -> PreTrainedModel:
+def rebuilt(folder: str | Path, *, with_head: bool = False) -> "PreTrainedModel":
     """The network of a saved energy, with weights that are still to be filled."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
     path = Path(folder) / _TRUNK
     if not (path / "config.json").is_file():
         raise UserError(f"{folder} lacks {_TRUNK}/config.json: it is no whole energy; train it again")
@@ -74,30 +78,29 @@ def fill(folder: str | Path, module: nn.Module) -> None:
         raise UserError(f"{path} does not hold the weights of this energy ({reason}): train it again") from error
 
 
-def network_of(base: LanguageModel, energy: str) -> PreTrainedModel:
-    """The base's network with its head, which an energy of this name begins as."""
-    if not isinstance(base, HuggingFaceLM):
+def network_of(base: LanguageModel, kind: str) -> "PreTrainedModel":
+    """Return the base's network with its head, which an energy of this kind reads or starts as a copy of."""
+    if not isinstance(base, NetworkLM):
         raise UserError(
-            f"a {energy} energy begins as a copy of the base, and a {type(base).__name__} has no network to copy: "
-            "take a Hugging Face base, or an energy of another kind"
+            f"an energy of kind {kind!r} reads the base's network, and a {type(base).__name__} has no network: "
+            'take a base with one, or energy.kind = "ngram", or a bit with start = "encoder" or "scratch"'
         )
-    model: PreTrainedModel = base.model
-    return model
+    return base.model
 
 
-def copied(network: PreTrainedModel) -> PreTrainedModel:
+def copied(network: "PreTrainedModel") -> "PreTrainedModel":
     """A copy that learns."""
     twin = copy.deepcopy(network)
     twin.requires_grad_(True)
     return twin
 
 
-def without_head(model: PreTrainedModel) -> PreTrainedModel:
+def without_head(model: "PreTrainedModel") -> "PreTrainedModel":
     """The part of a model that computes its states."""
-    return cast(PreTrainedModel, model.base_model)
+    return cast("PreTrainedModel", model.base_model)
 
 
-def headless(network: PreTrainedModel) -> PreTrainedModel:
+def headless(network: "PreTrainedModel") -> "PreTrainedModel":
     """Without the layer that some encoders put on their first state, which no energy reads."""
     if getattr(network, "pooler", None) is not None:
         network.pooler = None  # type: ignore[assignment]

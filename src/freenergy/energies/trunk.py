@@ -14,17 +14,19 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.lm.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Reading = Literal["causal", "bidirectional", "prefix_once"]
 _UNREADABLE = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)
@@ -49,7 +51,7 @@ class Trunk(nn.Module):
     that says the same.
     """
 
-    def __init__(self, network: PreTrainedModel, reading: Reading) -> None:
+    def __init__(self, network: "PreTrainedModel", reading: Reading) -> None:
         super().__init__()
         self.network, self.reading = network, reading
         config = network.config.get_text_config()
@@ -126,6 +128,8 @@ class Trunk(nn.Module):
     def _read(self, contexts: Sequences) -> tuple[Float[Tensor, "B P H"], Prefix]:
         """Read the contexts once: their states, and what the continuations need to remember."""
         if self.reading == "causal":
+            from transformers import DynamicCache
+
             cache = DynamicCache()
             states = self.network(contexts.tokens, past_key_values=cache, use_cache=True).last_hidden_state
             return states, Prefix.from_cache(cache, contexts.lengths)

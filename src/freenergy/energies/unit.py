@@ -5,33 +5,78 @@
 It is the UniT of Deng et al. (2020): the same network as the base, read left to right, so the prefix is read once.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
-from freenergy.energies.int8 import Ranges, check_int8, put_in_int8
+from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
-from freenergy.energies.settings import UnitEnergy
+from freenergy.energies.settings import BuildInputs, Fit, Over, Pool, check_dropout
 from freenergy.energies.trunk import Trunk, readable
 from freenergy.lm.presets import set_dropout
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from freenergy.lm.shapes import Shape
+
 
 @final
-class Unit(nn.Module):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitEnergy(Int8Settings):
+    """A causal trunk that begins as the base; pooled states to a scalar."""
+
+    fit: ClassVar[Fit] = "gradient"
+    kind: Literal["unit"] = "unit"
+    pool: Pool = "mean"
+    over: Over = "continuation"  # which states are pooled
+    dropout: float = 0.0
+    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
+
+    def build(self, inputs: BuildInputs) -> "Unit":
+        """Start as a copy of the base."""
+        return Unit(self, inputs.base)
+
+    @staticmethod
+    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Unit":
+        """Load the energy as it was saved."""
+        return Unit.from_pretrained(folder, base=base, tokenizer=tokenizer)
+
+    def in_int8(self) -> "UnitEnergy":
+        """Return the same settings with ``int8 = true``."""
+        return replace(self, int8=True)
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether a prefix is read once: yes, it is read left to right."""
+        return True
+
+    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+        """Return the shape of the base."""
+        return base
+
+
+@final
+class Unit(Int8Energy):
     """``network`` is a trunk that was trained before; without it the trunk is a copy of the base's."""
 
-    def __init__(self, settings: UnitEnergy, base: LanguageModel, *, network: PreTrainedModel | None = None) -> None:
+    def __init__(self, settings: UnitEnergy, base: LanguageModel, *, network: "PreTrainedModel | None" = None) -> None:
         super().__init__()
-        self.settings, self.eos = settings, base.eos
-        trunk = network or copied(without_head(network_of(base, "Unit")))
+        self.settings: Int8Settings = settings
+        self.eos = base.eos
+        trunk = network or copied(without_head(network_of(base, settings.kind)))
         self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
         if settings.int8:
             check_int8(trunk)

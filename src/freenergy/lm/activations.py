@@ -10,7 +10,7 @@ Legend: K layers chosen, H width of the states.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,9 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.lm.stepping import ancestral, sum_dtype
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @final
@@ -61,6 +64,13 @@ class TracingLM(Protocol):
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
         """The trace of given continuations."""
         ...
+
+
+@runtime_checkable
+class NetworkLM(TracingLM, Protocol):
+    """A language model whose network can be copied."""
+
+    model: "PreTrainedModel"
 
 
 @runtime_checkable

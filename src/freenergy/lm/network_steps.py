@@ -15,7 +15,8 @@ from transformers import DynamicCache, PreTrainedModel
 from freenergy.core.roles import normalised
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.lm.activations import Recorder
-from freenergy.lm.shared_prefix import Prefix, attending_to, continuation_cache
+from freenergy.lm.continuation_cache import continuation_cache
+from freenergy.lm.shared_prefix import Prefix, attending_to
 from freenergy.lm.stepping import exchanged, sum_tokens
 
 TOLERANCE = 5e-4  # nats by which two ways of reading may differ on the telling example

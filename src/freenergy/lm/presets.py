@@ -9,13 +9,15 @@ the paper gives no width. ``tr-base`` and ``tr-xl`` are Table 6 of Wang et al. (
 """
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, PreTrainedConfig, PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @final
@@ -31,8 +33,10 @@ class Preset:
     context: int
     about: str
 
-    def config(self, *, vocab_size: int, eos: int, dropout: float = 0.0) -> PreTrainedConfig:
+    def config(self, *, vocab_size: int, eos: int, dropout: float = 0.0) -> "PreTrainedConfig":
         """The Hugging Face configuration."""
+        from transformers import GPT2Config, GPTNeoXConfig
+
         if self.family == "neox":
             return GPTNeoXConfig(
                 vocab_size=vocab_size,
@@ -93,15 +97,17 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def build(config: PreTrainedConfig, rng: Rng) -> PreTrainedModel:
+def build(config: "PreTrainedConfig", rng: Rng) -> "PreTrainedModel":
     """A network with fresh weights; the global random state is left as it was."""
+    from transformers import AutoModelForCausalLM
+
     with torch.random.fork_rng():
         torch.manual_seed(rng.integer())
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model
 
 
-def set_dropout(model: PreTrainedModel, probability: float) -> None:
+def set_dropout(model: "PreTrainedModel", probability: float) -> None:
     """Change the dropout of a loaded network everywhere."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -110,8 +116,10 @@ def set_dropout(model: PreTrainedModel, probability: float) -> None:
             module.attention_dropout = probability  # type: ignore[assignment]
 
 
-def count_parameters(config: PreTrainedConfig) -> int:
+def count_parameters(config: "PreTrainedConfig") -> int:
     """How many parameters a network would have, without allocating one."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(weight.numel() for weight in model.parameters())

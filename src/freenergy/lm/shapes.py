@@ -9,15 +9,16 @@ compute it. Networks whose tokens choose among experts do less than this says.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
-from transformers.pytorch_utils import Conv1D
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import corruption_as_user_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @final
@@ -41,8 +42,11 @@ class Shape:
         return tokens * 2.0 * self.width * self.vocab_size
 
 
-def shape_of(config: PreTrainedConfig) -> Shape:
+def shape_of(config: "PreTrainedConfig") -> Shape:
     """The shape of a network with this configuration; nothing is allocated."""
+    from transformers import AutoModel
+    from transformers.pytorch_utils import Conv1D
+
     text = config.get_text_config()
     with torch.device("meta"):
         trunk = AutoModel.from_config(config)
@@ -61,6 +65,8 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 def shape_in(folder: Path) -> Shape:
     """The shape of a checkpoint."""
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:

@@ -7,8 +7,8 @@ Attention over prefix and continuation splits exactly into two parts, so the pre
 B × N rows of the continuations. The rows are causal, or they see every real token of their own in both directions;
 then the prefix, too, may be read in both directions, and what its layers computed is recorded for the continuations.
 
-The attention function is registered with transformers' ``AttentionInterface`` and the preallocated continuation cache
-is one of its ``Cache`` classes; any model that fetches its attention there can use them.
+The attention function is registered with transformers' ``AttentionInterface``; any model that fetches its attention
+there can use it.
 
 Legend: B contexts, N continuations of each, R = B·N rows, H heads in K groups of G (grouped-query), P prefix tokens,
 S new tokens, T continuation tokens so far, D head width.
@@ -19,14 +19,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
 
 NAME = "freenergy_shared_prefix"
 _HANDLED = {
@@ -45,7 +46,7 @@ class Prefix:
     lengths: Int[Tensor, " B"]
 
     @classmethod
-    def from_cache(cls, cache: DynamicCache, lengths: Int[Tensor, " B"]) -> "Prefix":
+    def from_cache(cls, cache: "DynamicCache", lengths: Int[Tensor, " B"]) -> "Prefix":
         """Take over what a stock forward pass has left in its cache."""
         layers: list[Any] = cache.layers
         return cls([layer.keys for layer in layers], [layer.values for layer in layers], lengths)
@@ -77,7 +78,10 @@ _ACTIVE: ContextVar[_Reading | None] = ContextVar("freenergy_reading", default=N
 
 
 @contextmanager
-def _active(model: PreTrainedModel, reading: _Reading) -> Iterator[None]:
+def _active(model: "PreTrainedModel", reading: _Reading) -> Iterator[None]:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
     stock = model.config._attn_implementation
     token = _ACTIVE.set(reading)
     model.set_attn_implementation(NAME)
@@ -89,7 +93,7 @@ def _active(model: PreTrainedModel, reading: _Reading) -> Iterator[None]:
 
 
 @contextmanager
-def attending_to(prefix: Prefix, model: PreTrainedModel) -> Iterator[None]:
+def attending_to(prefix: Prefix, model: "PreTrainedModel") -> Iterator[None]:
     """Within this block one call of the model reads ``prefix`` before its causal rows."""
     with _active(model, _Reading(prefix)):
         yield
@@ -97,7 +101,7 @@ def attending_to(prefix: Prefix, model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def seeing_both_ways(
-    model: PreTrainedModel, lengths: Int[Tensor, " R"], *, after: Prefix | None = None
+    model: "PreTrainedModel", lengths: Int[Tensor, " R"], *, after: Prefix | None = None
 ) -> Iterator[None]:
     """Within this block one call of the model sees every real token of a row from every other.
 
@@ -108,7 +112,7 @@ def seeing_both_ways(
 
 
 @contextmanager
-def remembering(model: PreTrainedModel, lengths: Int[Tensor, " R"]) -> Iterator[Prefix]:
+def remembering(model: "PreTrainedModel", lengths: Int[Tensor, " R"]) -> Iterator[Prefix]:
     """Within this block one call of the model sees both ways, and what its layers compute becomes a ``Prefix``."""
     memory = Prefix([], [], lengths)
     with _active(model, _Reading(None, lengths, memory)):
@@ -217,54 +221,3 @@ def _part(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, terms: _Terms)
     if terms.dropout:  # the parts' weights are those of the whole up to a factor, so this is dropout on the whole
         weights = torch.nn.functional.dropout(weights, terms.dropout)
     return weights @ v, mass
-
-
-AttentionInterface.register(NAME, _attention)
-
-
-@final
-class ContinuationLayer(CacheLayerMixin):
-    """Keys and values of the continuations in one layer, in memory that is allocated once."""
-
-    is_sliding = False
-
-    def __init__(self, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.length = length
-        self.filled = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate for the whole continuation."""
-        R, K, _, _ = key_states.shape
-        self.keys = key_states.new_empty(R, K, self.length, key_states.shape[-1])
-        self.values = value_states.new_empty(R, K, self.length, value_states.shape[-1])
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append, and return all so far as views."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        end = self.filled + key_states.shape[2]
-        self.keys[:, :, self.filled : end] = key_states
-        self.values[:, :, self.filled : end] = value_states
-        self.filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys a query of this length will meet, and the first one's place."""
-        return self.filled + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Tokens so far."""
-        return self.filled
-
-    def get_max_length(self) -> int:
-        """Tokens that fit."""
-        return self.length
-
-
-def continuation_cache(num_layers: int, length: int) -> Cache:
-    """An empty cache for continuations of at most ``length`` tokens."""
-    return Cache(layers=[ContinuationLayer(length) for _ in range(num_layers)])

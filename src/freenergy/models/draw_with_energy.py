@@ -20,8 +20,7 @@ from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Trunca
 from freenergy.core.scored import equal_strings, first_of_each
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.energies.call import energies_in_parts, energies_of
-from freenergy.energies.probe import Probe
-from freenergy.energies.product import Product
+from freenergy.energies.module import ActivationEnergy, EnergySum
 from freenergy.lm.activations import TracingSampler
 
 
@@ -30,15 +29,15 @@ from freenergy.lm.activations import TracingSampler
 class Split:
     """An energy taken apart into probes of the base that draws, and the rest, each with its scale."""
 
-    probes: tuple[tuple[float, Probe], ...]
+    probes: tuple[tuple[float, ActivationEnergy], ...]
     others: tuple[tuple[float, Energy], ...]
 
     @classmethod
     def of(cls, energy: Energy, base: LanguageModel) -> "Split":
         """Probes of another base than the one that draws belong to the rest."""
-        probes, others = list[tuple[float, Probe]](), list[tuple[float, Energy]]()
+        probes, others = list[tuple[float, ActivationEnergy]](), list[tuple[float, Energy]]()
         for scale, part in _parts(energy, 1.0):
-            if isinstance(part, Probe) and id(part.base) == id(base) and isinstance(base, TracingSampler):
+            if isinstance(part, ActivationEnergy) and id(part.base) == id(base) and isinstance(base, TracingSampler):
                 probes.append((scale, part))
             else:
                 others.append((scale, part))
@@ -91,8 +90,8 @@ def energies_of_distinct(
 
 
 def _parts(energy: Energy, scale: float) -> Iterator[tuple[float, Energy]]:
-    if isinstance(energy, Product):
-        for own, part in zip(energy.scales, energy.parts, strict=True):
+    if isinstance(energy, EnergySum):
+        for own, part in energy.terms():
             yield from _parts(part, scale * own)
     else:
         yield scale, energy

@@ -20,17 +20,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
-from freenergy.energies.settings import (
-    BitEnergy,
-    EnergySettings,
-    LogitsEnergy,
-    LogRatioEnergy,
-    NgramEnergy,
-    ProbeEnergy,
-    ProductEnergy,
-    SavedEnergy,
-    UnitEnergy,
-)
+from freenergy.energies.registry import ENERGIES, AnyEnergy, settings_class
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
@@ -99,7 +89,7 @@ class Recipe:
         default_factory=TrainedBase
     )
     negatives: NegativeSettings = field(default_factory=NegativeSettings)
-    energy: Annotated[EnergySettings, Field(discriminator="kind")] | None = None  # none: the base alone is measured
+    energy: Annotated[AnyEnergy, Field(discriminator="kind")] | None = None  # none: the base alone is measured
     training: EnergyTraining = field(default_factory=EnergyTraining)
     baselines: tuple[Annotated[BaselineSettings, Field(discriminator="kind")], ...] = ()  # what it is measured against
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
@@ -128,9 +118,8 @@ _TEACHING: tuple[type, ...] = (
 )  # fmt: skip
 _SECTIONS: tuple[type, ...] = (
     Recipe, *_TEACHING, TrainedBase, NgramBase, PretrainedBase, RemoteBase, EvaluationSettings, NegativeSettings,
-    BaseNegatives, InfilledNegatives, UnitEnergy, BitEnergy, LogRatioEnergy, ProbeEnergy, NgramEnergy, LogitsEnergy,
-    SavedEnergy, ProductEnergy, EnergyTraining, BinaryNCE, RankingNCE, LongerBaseline, BalmBaseline,
-    RalmBaseline, LocalBaseline,
+    BaseNegatives, InfilledNegatives, *map(settings_class, ENERGIES), EnergyTraining, BinaryNCE, RankingNCE,
+    LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
 )  # fmt: skip
 _OF_EXPERIMENTS: tuple[type, ...] = (
     Experiment, *_TEACHING, Teaching, Base, Continued, Row, Study, LanguageSubject, TranslationSubject, ImageSubject,

@@ -1,6 +1,5 @@
 """Whom to cite: the papers of the methods that a run has used, as BibTeX, and no others."""
 
-from freenergy.energies.settings import BitEnergy, ProductEnergy
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, RankingNCE
@@ -100,10 +99,12 @@ def methods(recipe: Recipe) -> dict[str, str]:
         case RankingNCE():
             used["gutmann2010nce"] = "noise-contrastive estimation"
             used["ma2018nce"] = "the objective: its ranking form, for conditional models"
-    parts = recipe.energy.parts if isinstance(recipe.energy, ProductEnergy) else (recipe.energy,)
+    parts = recipe.energy.split()
     infilled = any(isinstance(source, InfilledNegatives) for source in recipe.negatives.sources)
-    if infilled or any(isinstance(part, BitEnergy) and part.start != "base" for part in parts):
+    if infilled:
         used["devlin2019bert"] = "masked language models"
+    for part in parts:
+        used |= part.citations()
     if infilled or recipe.training.objective.kind == "conditional" or len(parts) > 1:
         used["ou2024energy"] = "products of energies, conditional and infilled noise"
     used["nowozin2018debiasing"] = "Eq. 4 and the jackknife estimate of log Z"

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from freenergy.apps.study.summary import STUDIES
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
-from freenergy.energies.settings import ProductEnergy
 from freenergy.recipes import Run
 from freenergy.recipes import stages as stages_of
 from freenergy.recipes.load import Recipe, load_recipe, recipes
@@ -135,8 +134,7 @@ def energies(recipe: Recipe) -> list[tuple[str, str]]:
     """Kind and description of each energy."""
     if recipe.energy is None:
         return []
-    parts = recipe.energy.parts if isinstance(recipe.energy, ProductEnergy) else (recipe.energy,)
-    return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in parts]
+    return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in recipe.energy.split()]
 
 
 def commands(recipe: Recipe) -> list[str]:

@@ -22,7 +22,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss, Objective
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_parts, energies_of
-from freenergy.energies.log_ratio import LogRatio
+from freenergy.energies.module import LogBaseEnergy
 from freenergy.partition import certified_gain
 from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts, scores_of
 from freenergy.training.epoch_order import Shuffled
@@ -54,13 +54,13 @@ class Offset:
 
 @final
 class BaseNumbers:
-    """log P_LM of what a ``LogRatio`` learns from, so that the frozen base reads no string twice.
+    """log P_LM of what a ``LogBaseEnergy`` learns from, so that the frozen base reads no string twice.
 
     The negatives came with theirs. That of a datum is read when it is first met, from its window alone, so that it has
     the same bits whenever that is, and a training that was interrupted ends as one that was not.
     """
 
-    def __init__(self, energy: LogRatio, windows: int) -> None:
+    def __init__(self, energy: LogBaseEnergy, windows: int) -> None:
         self._energy, self._data = energy, torch.full((windows,), torch.nan, dtype=torch.float64)
         self._held_out: dict[str, Tensor] = {}
 
@@ -107,7 +107,7 @@ class EnergyTask:
         self.settings = settings
         self.held_out = validation.all(torch.arange(len(validation)))
         self.cuts = cuts(self.held_out.tokens.shape[2], settings.lengths)
-        self.base = BaseNumbers(energy, len(train)) if isinstance(energy, LogRatio) else None
+        self.base = BaseNumbers(energy, len(train)) if isinstance(energy, LogBaseEnergy) else None
         self._index = Shuffled(len(train), steps, rng)
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:

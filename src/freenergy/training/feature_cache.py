@@ -22,7 +22,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_parts
 from freenergy.energies.features import FeatureEnergy
-from freenergy.energies.product import Product
+from freenergy.energies.module import EnergySum
 from freenergy.training.contrastive_batches import StoredContrast, cut
 from freenergy.training.feature_chunks import Pieces
 
@@ -99,9 +99,8 @@ class FeatureCache:
     @torch.no_grad()
     def energies(self, energy: nn.Module, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
         """E of one chunk, float64; linear energies by their features, networks by reading ``rows`` strings at once."""
-        if isinstance(energy, Product):
-            parts = zip(energy.scales, energy.parts, strict=True)
-            return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in parts]).sum(0)
+        if isinstance(energy, EnergySum):
+            return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in energy.terms()]).sum(0)
         if isinstance(energy, FeatureEnergy):
             return energy.energy_of(self.features(energy, chunk)).double().cpu()
         return energies_in_parts(energy, self._strings(chunk), rows=rows, where="stored windows")
@@ -132,9 +131,8 @@ def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N 
 
 def own_energies(energy: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
     """E of the same, float64, by reading."""
-    if isinstance(energy, Product):
-        parts = zip(energy.scales, energy.parts, strict=True)
-        return torch.stack([scale * own_energies(part, x) for scale, part in parts]).sum(0)
+    if isinstance(energy, EnergySum):
+        return torch.stack([scale * own_energies(part, x) for scale, part in energy.terms()]).sum(0)
     if isinstance(energy, FeatureEnergy):
         return energy.energy_of(own_features(energy, x)).double().cpu()
     return energies_in_parts(energy, x)

@@ -27,16 +27,9 @@ from freenergy.core.rng import Rng
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.int8 import int8_error, quantised
 from freenergy.energies.load import RECORD, load_energy
+from freenergy.energies.module import EnergyModule
 from freenergy.energies.product import Product
-from freenergy.energies.settings import (
-    EnergySettings,
-    LogitsEnergy,
-    NgramEnergy,
-    PartEnergy,
-    ProbeEnergy,
-    ProductEnergy,
-    SavedEnergy,
-)
+from freenergy.energies.settings import EnergySettings
 from freenergy.training.build import Material, build_energy
 from freenergy.training.contrastive_batches import StoredContrast, cuts
 from freenergy.training.convex import choose_l2, cross_fitted
@@ -53,23 +46,23 @@ _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that h
 
 def train_energy(
     settings: EnergySettings, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[EnergyModule, dict[str, Any]]:
     """Train, or go on training, in ``folder``; the energy, and how it went."""
-    wanted = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
-    fitting = _Fitting(training, material, folder, rng, progress)
-    linear = [i for i, part in enumerate(wanted) if isinstance(part, NgramEnergy | ProbeEnergy)]
+    wanted = settings.split()
+    fitting = _Fitting(wanted, training, material, folder, rng, progress)
+    linear = [i for i, part in enumerate(wanted) if part.fit == "convex"]
     # linear parts are fitted together, so that they are done together or not at all
     is_fitted = all((folder / f"part-{i}" / RECORD).is_file() for i in linear)
     fitting.linear = set(linear)
-    for i, part in enumerate(wanted):
-        fitting.take(i, part, anew=i in linear and not is_fitted)
+    for i in range(len(wanted)):
+        fitting.take(i, anew=i in linear and not is_fitted)
     if fitting.ranks.is_first:
         fitting.fit_linear()
     fitting.meet()
     for i in sorted(fitting.waiting):
         fitting.fit_network(i)
     parts = [fitting.done[i] for i in range(len(wanted))]
-    energy = Product(parts) if isinstance(settings, ProductEnergy) else parts[0]
+    energy = settings.combine(parts)
     if not fitting.ranks.is_first:
         return energy, {}
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
@@ -83,29 +76,34 @@ class _Fitting:
     """Parts that are done, and parts that wait for their turn."""
 
     def __init__(
-        self, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
+        self,
+        wanted: tuple[EnergySettings, ...],
+        training: EnergyTraining,
+        material: Material,
+        folder: Path,
+        rng: Rng,
+        progress: Progress,
     ) -> None:
+        self.wanted = wanted
         self.training, self.material, self.folder, self.rng, self.progress = training, material, folder, rng, progress
         self.cuts = cuts(material.validation.store.identity.space.length, training.lengths)
         self.caches = {"validation": self._caches(material.validation, leave_self_out=False)}
         if isinstance(material.train, StoredContrast):
             self.caches["train"] = self._caches(material.train, leave_self_out=True)
-        self.done: dict[int, nn.Module] = {}
-        self.waiting: dict[int, nn.Module] = {}
+        self.done: dict[int, EnergyModule] = {}
+        self.waiting: dict[int, EnergyModule] = {}
         self.linear: set[int] = set()
         self.ranks = Ranks.found()
 
-    def take(self, i: int, settings: PartEnergy, *, anew: bool) -> None:
+    def take(self, i: int, *, anew: bool) -> None:
         """Part i as it was left, or new."""
         if (self.folder / f"part-{i}" / RECORD).is_file() and not anew:
             self.done[i] = self._read(i)
             return
-        rng, trunk = self.rng.child("part", i), self.folder / f"trunk-{i}"
+        settings, rng, trunk = self.wanted[i], self.rng.child("part", i), self.folder / f"trunk-{i}"
         energy = build_energy(settings, self.training, self.material, trunk, rng, self.progress)
-        if isinstance(settings, SavedEnergy):
-            self.keep(i, energy, {"kind": "saved", "path": settings.path})
-        elif isinstance(settings, LogitsEnergy):  # the base has learned it
-            self.keep(i, energy, {"kind": settings.kind})
+        if settings.fit == "none":
+            self.keep(i, energy, settings.report())
         else:
             self.waiting[i] = energy
 
@@ -145,7 +143,7 @@ class _Fitting:
             self.done[i] = self._read(i)
             del self.waiting[i]
 
-    def _read(self, i: int) -> nn.Module:
+    def _read(self, i: int) -> EnergyModule:
         material = self.material
         return load_energy(self.folder / f"part-{i}", base=material.base, tokenizer=material.corpus.tokenizer)
 
@@ -159,40 +157,25 @@ class _Fitting:
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)
         weights = sum(weight.numel() for weight in energy.parameters())
-        told = {"kind": energy.settings.kind, "weights": weights}  # type: ignore[union-attr]
-        self.keep(i, energy, told | steps_taken(folder) | self._crossed(energy) | self._in_int8(energy))
+        told = {"kind": self.wanted[i].kind, "weights": weights} | steps_taken(folder)
+        contrast = self.material.validation
+        told |= energy.diagnose(lambda: contrast.all(torch.arange(len(contrast))), self.progress)
+        self.keep(i, energy, told | (self._in_int8(energy) if self.wanted[i].reads_int8 else {}))
 
-    def _in_int8(self, energy: nn.Module) -> dict[str, Any]:
-        """Where int8 is wanted: from here on it is the energy; how far it is from the one that was trained."""
-        if not getattr(energy.settings, "int8", False):
-            return {}
+    def _in_int8(self, energy: EnergyModule) -> dict[str, Any]:
+        """From here on the energy is the one in int8; report how far it is from the one that was trained."""
         contrast = self.material.validation
         shown, others = (contrast.all(part) for part in torch.arange(len(contrast))[: 2 * _SHOWN].chunk(2))
         largest, typical = int8_error(quantised(energy, shown), others)
         self.progress.say(f"in int8 its energies are {typical:.3g} nats off, {largest:.3g} at most")
         return {"int8_error": {"largest": largest, "root_mean_square": typical}}
 
-    def _crossed(self, energy: nn.Module) -> dict[str, Any]:
-        """What an energy that reads through text could not read exactly on the validation windows."""
-        if getattr(energy, "crossing", None) is None:
-            return {}
-        contrast = self.material.validation
-        x = contrast.all(torch.arange(len(contrast)))
-        losses: dict[str, int] = energy.losses(x)  # type: ignore[operator]
-        share = energy.lossy(x).double().mean().item()  # type: ignore[operator]
-        if share:
-            self.progress.say(
-                f"{100 * share:.2g} % of the continuations lose characters on their way to the encoder's tokenizer "
-                f"({', '.join(sorted(losses))}): it scores what is left of them"
-            )
-        return {"lossy_share": share, "losses": losses}
-
-    def keep(self, i: int, energy: nn.Module, told: dict[str, Any]) -> None:
+    def keep(self, i: int, energy: EnergyModule, told: dict[str, Any]) -> None:
         """A part is done: it stays as it is from here on."""
         energy.eval().requires_grad_(False)
         if self.ranks.is_first:
             write_json(self.folder / f"part-{i}.json", told)
-            energy.save_pretrained(self.folder / f"part-{i}")  # type: ignore[operator]
+            energy.save_pretrained(self.folder / f"part-{i}")
         self.done[i] = energy
         self.waiting.pop(i, None)
 

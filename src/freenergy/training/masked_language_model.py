@@ -21,7 +21,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
 from freenergy.corpus import Corpus
-from freenergy.energies.settings import BitEnergy
+from freenergy.energies.settings import MaskedTrunk
 from freenergy.lm.networks.blocks import Blocks
 from freenergy.lm.presets import build, preset
 from freenergy.lm.shared_prefix import seeing_both_ways
@@ -92,7 +92,7 @@ def hide(
 
 
 def train_masked_trunk(
-    settings: BitEnergy, corpus: Corpus, optimisation: Optimisation, folder: Path, rng: Rng, progress: Progress
+    settings: MaskedTrunk, corpus: Corpus, optimisation: Optimisation, folder: Path, rng: Rng, progress: Progress
 ) -> PreTrainedModel:
     """Train a network of ``settings.preset`` to fill masks on a corpus; the best weights, with the head.
 

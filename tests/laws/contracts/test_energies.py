@@ -21,8 +21,13 @@ from freenergy import (
     Unit,
     load_energy,
 )
+from freenergy.energies.bit import BitEnergy
+from freenergy.energies.log_ratio import LogRatioEnergy
+from freenergy.energies.logits import LogitsEnergy
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import BitEnergy, LogitsEnergy, LogRatioEnergy, NgramEnergy, ProbeEnergy, UnitEnergy
+from freenergy.energies.probe import ProbeEnergy
+from freenergy.energies.unit import UnitEnergy
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy
 

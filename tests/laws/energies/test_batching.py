@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences
 from freenergy.energies import batching
 from freenergy.energies.batching import ahead, batches, portions
-from freenergy.energies.bit import Bit
-from freenergy.energies.log_ratio import LogRatio
-from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
-from freenergy.energies.unit import Unit
+from freenergy.energies.bit import Bit, BitEnergy
+from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
+from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm.presets import build
 
 V = 30

@@ -12,9 +12,8 @@ from freenergy import Continuations, HuggingFaceLM, Rng, TabularLM, UserError
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
 from freenergy.energies import batching
-from freenergy.energies.bit import Bit
+from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.load import load_energy
-from freenergy.energies.settings import BitEnergy
 from freenergy.energies.trunk import Trunk
 from freenergy.lm import shared_prefix
 from freenergy.lm.presets import build, preset
@@ -193,7 +192,7 @@ def test_an_attention_that_is_not_obeyed_is_found_out(prefix_once, monkeypatch):
 
 
 def test_a_base_without_a_network_is_one_sentence():
-    with pytest.raises(UserError, match="a Bit energy begins as a copy of the base, and a TabularLM has no network"):
+    with pytest.raises(UserError, match="'bit' reads the base's network, and a TabularLM has no network"):
         Bit.from_base(BitEnergy(), TabularLM.random(Rng(0), vocab_size=V, order=1))
 
 

@@ -9,11 +9,10 @@ import transformers
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.bit import Bit
+from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.int8 import Int8Linear, int8_error, measured, quantised
 from freenergy.energies.load import load_energy
-from freenergy.energies.settings import BitEnergy, UnitEnergy
-from freenergy.energies.unit import Unit
+from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy
 

@@ -7,8 +7,7 @@ import transformers
 
 from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.log_ratio import LogRatio, log_prob
-from freenergy.energies.settings import LogRatioEnergy
+from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy, log_prob
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy
 
@@ -144,7 +143,7 @@ def test_save_and_load_give_equal_bits(name, tmp_path):
 
 
 def test_bases_that_it_cannot_hold_are_one_sentence():
-    with pytest.raises(UserError, match="a TabularLM has no network to copy"):
+    with pytest.raises(UserError, match="a TabularLM has no network"):
         LogRatio(LogRatioEnergy(), TabularLM.random(Rng(0), vocab_size=V, order=1))
     capped = base("Gemma2", num_key_value_heads=2, intermediate_size=32, head_dim=4, final_logit_softcapping=0.1)
     with pytest.raises(UserError, match="Gemma2ForCausalLM does not predict by one linear layer"):

@@ -7,8 +7,7 @@ import torch
 from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Tokenizer
 from freenergy.energies.load import load_energy
-from freenergy.energies.logits import Logits
-from freenergy.energies.settings import LogitsEnergy
+from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.lm.presets import build, preset
 from freenergy.partition import exact_log_partition
 from freenergy.testing import check_energy

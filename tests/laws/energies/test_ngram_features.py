@@ -13,9 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from freenergy import Continuations, NgramLM, Rng, Sequences, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import NgramEnergy
 from freenergy.lm.ngram import discounts
 from freenergy.lm.ngram_counts import count
 from freenergy.testing import check_energy

@@ -10,8 +10,7 @@ import transformers
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.probe import Probe, statistics
-from freenergy.energies.settings import ProbeEnergy
+from freenergy.energies.probe import Probe, ProbeEnergy, statistics
 from freenergy.lm.activations import Trace
 from freenergy.testing import check_energy
 

@@ -7,10 +7,9 @@ import torch
 
 from freenergy import Continuations, Rng, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.product import Product
-from freenergy.energies.settings import NgramEnergy
 from freenergy.testing import check_energy
 
 V = 5

@@ -14,9 +14,8 @@ from freenergy import Continuations, UserError
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.resources import is_cached, locate
 from freenergy.corpus.tokenizer import byte_alphabet
-from freenergy.energies.bit import Bit
+from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.retokenize import NOT_INVERTIBLE, NOT_UTF8, UNKNOWN, Crossing
-from freenergy.energies.settings import BitEnergy
 
 EOS, CLS, SEP, UNK = 0, 2, 3, 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz[].,"

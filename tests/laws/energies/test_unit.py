@@ -9,8 +9,7 @@ import transformers
 
 from freenergy import Continuations, HuggingFaceLM, Rng, TabularLM, UserError
 from freenergy.corpus import Tokenizer
-from freenergy.energies.settings import UnitEnergy
-from freenergy.energies.unit import Unit
+from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm import shared_prefix
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy
@@ -140,7 +139,7 @@ def test_save_and_load_give_equal_bits(tmp_path):
 
 
 def test_a_base_without_a_network_is_one_sentence():
-    with pytest.raises(UserError, match="a TabularLM has no network to copy: take a Hugging Face base"):
+    with pytest.raises(UserError, match="a TabularLM has no network: take a base with one"):
         Unit(UnitEnergy(), TabularLM.random(Rng(0), vocab_size=V, order=1))
 
 

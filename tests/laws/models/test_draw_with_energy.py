@@ -6,9 +6,8 @@ import transformers
 from freenergy.samplers.candidates import propose
 
 from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation, UserError
-from freenergy.energies.probe import Probe
+from freenergy.energies.probe import Probe, ProbeEnergy
 from freenergy.energies.product import Product
-from freenergy.energies.settings import ProbeEnergy
 from freenergy.models.draw_with_energy import Split, draw_with_energy, energies_of_distinct
 
 V = 9

@@ -22,8 +22,8 @@ from freenergy import (
     exact_log_partition,
 )
 from freenergy.corpus.tokenize_pair import Joined, JoinedText
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import NgramEnergy
 from freenergy.text.ranking import JointScores, Ranking
 
 SPACE = SequenceSpace(vocab_size=3, length=3, eos=0)

@@ -8,8 +8,7 @@ from safetensors.numpy import load_file
 from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, UserError
 from freenergy.core.progress import Silent
 from freenergy.corpus import BytePairTokenizer, CorpusSettings
-from freenergy.energies.logits import Logits
-from freenergy.energies.settings import LogitsEnergy
+from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.evaluation.joint_perplexity import joint_perplexity
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.lm.checkpoints import save_checkpoint

@@ -13,7 +13,7 @@ import torch
 import freenergy
 from freenergy import ResidualModel, UserError, load, load_recipe, run
 from freenergy.core.files import file_hash, read_json
-from freenergy.energies.settings import NgramEnergy
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.recipes.load import make_recipe
 from freenergy.testing.runs import tiny_run
 

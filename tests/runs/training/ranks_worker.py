@@ -22,8 +22,7 @@ from freenergy.core import interrupt
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.energies.bit import Bit
-from freenergy.energies.settings import BitEnergy
+from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.lm.networks.blocks import BlockData
 from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.presets import Preset, build

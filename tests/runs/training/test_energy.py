@@ -12,10 +12,9 @@ from freenergy.core.files import file_hash
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.product import Product
-from freenergy.energies.settings import NgramEnergy
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast

@@ -11,10 +11,9 @@ from freenergy import Continuations, HuggingFaceLM, RankingNCE, Rng, Sequences, 
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.energies.bit import Bit
-from freenergy.energies.log_ratio import LogRatio
-from freenergy.energies.settings import BitEnergy, LogRatioEnergy, UnitEnergy
-from freenergy.energies.unit import Unit
+from freenergy.energies.bit import Bit, BitEnergy
+from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
+from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm.presets import build
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore

@@ -18,9 +18,8 @@ from freenergy.core.roles import Loss, Scores
 from freenergy.corpus import Corpus, Windows
 from freenergy.corpus.windows import places_of
 from freenergy.energies.features import FeatureEnergy
-from freenergy.energies.ngram_features import NgramFeatures
+from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import NgramEnergy
 from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.load import make_recipe

@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 from freenergy import Rng, UserError
 from freenergy.core.progress import Silent
 from freenergy.corpus import Corpus, Tokenizer
-from freenergy.energies.bit import Bit
-from freenergy.energies.settings import BitEnergy
+from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.lm.presets import build, preset
 from freenergy.training.masked_language_model import MaskedLanguageModelTask, hide, train_masked_trunk
 from freenergy.training.settings import Optimisation

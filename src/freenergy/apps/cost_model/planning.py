@@ -20,17 +20,7 @@ from freenergy.apps.cost_model.stages import (
 )
 from freenergy.core.errors import UserError
 from freenergy.corpus.settings import BytePairTokenizer
-from freenergy.energies.ngram_features import count_names
-from freenergy.energies.probe import STATISTICS, layers_read
-from freenergy.energies.settings import (
-    BitEnergy,
-    LogRatioEnergy,
-    NgramEnergy,
-    PartEnergy,
-    ProbeEnergy,
-    ProductEnergy,
-    UnitEnergy,
-)
+from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import locate_model
 from freenergy.lm.presets import preset
 from freenergy.lm.settings import PretrainedBase
@@ -77,10 +67,7 @@ class _Plan:
         self.recipe, self.known = recipe, known
         self.windows = Windows(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
         self.shape = _base_shape(recipe, known)
-        energy = recipe.energy
-        self.parts: tuple[PartEnergy, ...] = (
-            () if energy is None else energy.parts if isinstance(energy, ProductEnergy) else (energy,)
-        )
+        self.parts = () if recipe.energy is None else recipe.energy.split()
 
     @property
     def vocab_size(self) -> int:
@@ -130,10 +117,10 @@ class _Plan:
         """Every part on its own: features are read once, networks are trained."""
         total = Cost()
         for part in self.parts:
-            total += self._linear(part) if isinstance(part, NgramEnergy | ProbeEnergy) else self._network(part)
+            total += self._linear(part) if part.fit == "convex" else self._network(part)
         return total
 
-    def _linear(self, part: NgramEnergy | ProbeEnergy) -> Cost:
+    def _linear(self, part: EnergySettings) -> Cost:
         settings = self.recipe.negatives
         held_out = (settings.validation_windows, settings.validation_per_prefix)
         total = Cost()
@@ -143,40 +130,34 @@ class _Plan:
                 total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
         return total
 
-    def _features(self, part: PartEnergy, windows: float | int, strings: float | int) -> Cost:
+    def _features(self, part: EnergySettings, windows: float | int, strings: float | int) -> Cost:
         """Numbers on disk."""
-        if isinstance(part, NgramEnergy):
-            width = len(count_names(part)) + part.lexicon
-        elif isinstance(part, ProbeEnergy) and self.shape is not None:
-            layers = layers_read(part, self.shape.layers)
-            width = len(layers) * self.shape.width + len(STATISTICS) * part.statistics
-        else:
-            return Cost()
-        return Cost(bytes=windows * strings * width * _FLOAT)
+        return Cost(bytes=windows * strings * part.num_features(self.shape) * _FLOAT)
 
     def _traced(
-        self, part: PartEnergy, count: float | int, strings: float | int, windows: Windows | None = None
+        self, part: EnergySettings, count: float | int, strings: float | int, windows: Windows | None = None
     ) -> Cost:
-        """A probe's features are read by the base."""
-        if not isinstance(part, ProbeEnergy):
+        """The base reads what an energy of its activations needs."""
+        if not part.reads_activations:
             return Cost()
         return scoring(self.shape, windows or self.windows, count * strings, once_for=strings)
 
-    def _network(self, part: PartEnergy) -> Cost:
+    def _network(self, part: EnergySettings) -> Cost:
         shape = self._trunk(part)
         if shape is None:
             return Cost()
         steps, settings = self.recipe.training.optimisation, self.recipe.negatives
         rows = steps.batch_size * (1 + self.recipe.training.negatives)
-        is_ratio = isinstance(part, LogRatioEnergy)
-        learned = training(shape, steps.steps, rows, self.windows.length, predicts=is_ratio, ranks=self.known.ranks)
+        learned = training(
+            shape, steps.steps, rows, self.windows.length, predicts=part.predicts_tokens, ranks=self.known.ranks
+        )
         held_out = settings.validation_windows * (settings.validation_per_prefix + 1)
         times = _validations(steps) + 1  # and once more when all parts are done
         fresh = drawing(self.shape, self.windows, steps.steps * steps.batch_size, self.recipe.training.negatives)
         total = (
             learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
         )
-        if isinstance(part, BitEnergy) and part.start == "scratch":
+        if part.trains_masked_trunk:
             total += self._filling_masks(shape)
         return total + fresh if settings.fresh else total
 
@@ -186,22 +167,14 @@ class _Plan:
         learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
         return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
 
-    def _trunk(self, part: PartEnergy) -> Shape | None:
+    def _trunk(self, part: EnergySettings) -> Shape | None:
         """The network that an energy trains; None where it trains none."""
-        match part:
-            case BitEnergy(start="encoder", encoder=name):
-                return shape_in(locate_model(name))
-            case BitEnergy(start="scratch", preset=name):
-                return shape_of(preset(name).config(vocab_size=self.vocab_size + 1, eos=0))
-            case UnitEnergy() | BitEnergy() | LogRatioEnergy():
-                return self.shape
-        return None
+        return part.trunk(self.shape, lambda: self.vocab_size)
 
-    def _read(self, part: PartEnergy, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
+    def _read(self, part: EnergySettings, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
         """E of strings, ``per_window`` of which share their prefix."""
-        is_once = isinstance(part, UnitEnergy | LogRatioEnergy) or (isinstance(part, BitEnergy) and part.prefix_once)
-        found = reading(shape, self.windows, strings, once_for=per_window if is_once else 1)
-        if isinstance(part, LogRatioEnergy):
+        found = reading(shape, self.windows, strings, once_for=per_window if part.shares_prefix else 1)
+        if part.predicts_tokens:
             found += Cost(flops=shape.predicting(strings * self.windows.continuation))
         return found
 

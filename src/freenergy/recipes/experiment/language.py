@@ -25,8 +25,7 @@ from freenergy.core.files import atomic_write, read_arrays
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
-from freenergy.energies.logits import Logits
-from freenergy.energies.settings import LogitsEnergy
+from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.evaluation.bootstrap import paired_bootstrap
 from freenergy.evaluation.joint_perplexity import joint_perplexity
 from freenergy.evaluation.perplexity import Measurement, bounded_exp, choose_windows

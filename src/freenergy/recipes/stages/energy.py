@@ -8,23 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash, write_text
+from freenergy.core.files import write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.workers.shards import is_worth_parallelising, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
-from freenergy.energies.load import RECORD, load_energy
-from freenergy.energies.settings import (
-    BitEnergy,
-    EnergySettings,
-    LogRatioEnergy,
-    ProductEnergy,
-    SavedEnergy,
-    UnitEnergy,
-)
-from freenergy.lm.load import locate_model, open_base
+from freenergy.energies.load import load_energy
+from freenergy.energies.settings import EnergySettings
+from freenergy.lm.load import open_base
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.stages.negatives import chosen_windows, make_source, stored_identity, stored_splits
@@ -49,44 +41,20 @@ def _plan(run: Run, progress: Progress) -> Plan:
         "training": {
             key: value for key, value in asdict(run.recipe.training).items() if (key, value) != ("lengths", 1)
         },
-        "others": _others(run, settings, progress),
+        "others": [mark for part in settings.split() for mark in part.fingerprints(run.stage("energy"), progress)],
     }
     return Plan(inputs, partial(_work, run, settings), is_shared=_trains_networks(run, settings))
 
 
 def _trains_networks(run: Run, settings: EnergySettings) -> bool:
     """Whether there is something for several ranks to do; refused before anything is done if they cannot share it."""
-    parts, training = settings.parts if isinstance(settings, ProductEnergy) else (settings,), run.recipe.training
-    found = any(isinstance(part, BitEnergy | UnitEnergy | LogRatioEnergy) for part in parts)
+    parts, training = settings.split(), run.recipe.training
+    found = any(part.fit == "gradient" for part in parts)
     if found:
         Ranks.found().share(training.optimisation.accumulate, "training.optimisation")
-    if any(isinstance(part, BitEnergy) and part.start == "scratch" for part in parts):
+    if any(part.trains_masked_trunk for part in parts):
         Ranks.found().share(training.masked.accumulate, "training.masked")
     return found
-
-
-def _others(run: Run, settings: EnergySettings, progress: Progress) -> list[str]:
-    """Fingerprints of what the energy takes from elsewhere, so that a change there is noticed."""
-    parts = settings.parts if isinstance(settings, ProductEnergy) else (settings,)
-    marks = []
-    for part in parts:
-        match part:
-            case BitEnergy(start="encoder", encoder=name):
-                from freenergy.lm.checkpoints import checkpoint_fingerprint
-
-                marks.append(checkpoint_fingerprint(locate_model(name, progress)))
-            case SavedEnergy(path=path):
-                _check_saved(Path(path), run.stage("energy"))
-                marks += [file_hash(file) for file in sorted(Path(path).rglob("*")) if file.is_file()]
-    return marks
-
-
-def _check_saved(path: Path, stage: Path) -> None:
-    """Refuse before anything is done what is missing, or would be cleared away by the stage that reads it."""
-    if not (path / RECORD).is_file():
-        raise UserError(f"there is no energy in {path} (a saved part): give a folder that has {RECORD} in it")
-    if path.resolve().is_relative_to(stage.resolve()):
-        raise UserError(f"the saved part {path} lies in the folder that this run trains in: copy it elsewhere first")
 
 
 def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -105,7 +73,7 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
     energy, summary = train_energy(settings, run.recipe.training, material, folder, rng, progress)
     if not Ranks.found().is_first:
         return {}
-    energy.save_pretrained(folder / MODEL)  # type: ignore[operator]
+    energy.save_pretrained(folder / MODEL)
     summary = {"kind": settings.kind, "negatives_relative": run.recipe.negatives.is_relative, **summary}
     write_text(folder / MODEL / "README.md", model_card(Residual(lm, energy), {"recipe": run.recipe.name, **summary}))
     return summary

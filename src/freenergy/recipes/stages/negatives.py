@@ -14,7 +14,6 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, LanguageModel, NegativeSource, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
-from freenergy.energies.settings import LogitsEnergy
 from freenergy.lm.load import RECORD, open_base
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
 from freenergy.noise.sources import FromBase, Mixed
@@ -32,7 +31,7 @@ def _plan(run: Run, progress: Progress) -> Plan:
     settings = run.recipe.negatives
     models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
     inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings), "models": models}
-    if isinstance(run.recipe.energy, LogitsEnergy):  # another energy in its place will want those of training
+    if not _learns(run):  # another energy in its place will want those of training
         inputs["splits"] = stored_splits(run)
     return Plan(inputs, partial(_work, run))
 
@@ -93,8 +92,12 @@ def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sou
 
 def stored_splits(run: Run) -> tuple[str, ...]:
     """The splits whose negatives are kept: where nothing is learned, or from fresh ones, none of training."""
-    learns_from_store = not run.recipe.negatives.fresh and not isinstance(run.recipe.energy, LogitsEnergy)
+    learns_from_store = not run.recipe.negatives.fresh and _learns(run)
     return ("validation", "train") if learns_from_store else ("validation",)
+
+
+def _learns(run: Run) -> bool:
+    return run.recipe.energy is None or run.recipe.energy.learns
 
 
 def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:

@@ -16,9 +16,8 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
-from freenergy.energies.probe import Probe
+from freenergy.energies.probe import layers_read
 from freenergy.energies.saving import copied
-from freenergy.energies.settings import ProbeEnergy
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.ngram import NgramLM
@@ -225,4 +224,4 @@ def _counted(
 
 def _layers(settings: LocalBaseline, base: LanguageModel) -> tuple[int, ...]:
     """Those of a probe energy with the same settings."""
-    return Probe(ProbeEnergy(layers=settings.layers), _network(settings, base)).layers
+    return layers_read(settings.layers, _network(settings, base).num_layers)
