@@ -5,10 +5,12 @@ import tokenizers
 import torch
 
 from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, Sequences, SequenceSpace, TabularLM, UserError
+from freenergy.core.roles import Target
 from freenergy.corpus import Tokenizer
 from freenergy.energies.load import load_energy
 from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.lm.presets import build, preset
+from freenergy.models.residual import Residual
 from freenergy.partition import exact_log_partition
 from freenergy.testing import check_energy
 
@@ -63,7 +65,7 @@ def test_the_joint_model_is_that_of_equation_4():
         exact.append(log_q[0, s[0]] + log_q[1, s[1]] + logits[2, s[2]])
     torch.testing.assert_close(log_p, torch.stack(exact), atol=2e-5, rtol=0)
     space = SequenceSpace(vocab_size=V, length=L)
-    log_z = exact_log_partition(lm, joint.energy, Sequences.from_lists([c]), space)
+    log_z = exact_log_partition(Target(Residual(lm, joint.energy), Sequences.from_lists([c]), space))
     torch.testing.assert_close(log_z.double().flatten(), torch.stack(exact).logsumexp(0).view(1), atol=2e-5, rtol=0)
 
 
