@@ -136,7 +136,7 @@ def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> LogRatio:
         rows = torch.arange(step * B, (step + 1) * B)
         draws = source.draw(rows, data, settings.negatives, rng.child("negatives"))
         energies = energy(Continuations.cat([data, draws.x], dim=1))
-        return objective(Scores(energies[:, :1]), Scores(energies[:, 1:])).value
+        return objective(Scores.relative(energies[:, :1]), Scores.relative(energies[:, 1:])).value
 
     descend(energy, settings.energy_rate, settings.energy_steps, loss, "energy")
     return energy.eval()

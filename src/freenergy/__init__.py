@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from freenergy.core.errors import UserError
     from freenergy.core.rng import Rng
-    from freenergy.core.roles import Draws, Energy, LanguageModel, Loss, NegativeSource, Objective, Scores, Truncation
+    from freenergy.core.roles import (
+        Draws,
+        Energy,
+        LanguageModel,
+        Loss,
+        NegativeSource,
+        Objective,
+        Scores,
+        Target,
+        Truncation,
+    )
     from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
     from freenergy.corpus import Corpus, Tokenizer
     from freenergy.corpus.resources import fetch
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from freenergy.lm.ngram import NgramLM
     from freenergy.lm.remote import RemoteLM
     from freenergy.lm.tabular import TabularLM
+    from freenergy.models.residual import Residual
     from freenergy.objectives import EARM, BinaryNCE, RankingNCE
     from freenergy.partition import (
         LogPartition,
@@ -81,7 +92,6 @@ _HOMES = {
     "EARM": "freenergy.objectives",
     "Energy": "freenergy.core.roles",
     "HuggingFaceLM": "freenergy.lm.huggingface",
-    "ResidualModel": "freenergy.text.model",
     "LanguageModel": "freenergy.core.roles",
     "LogPartition": "freenergy.partition",
     "LogRatio": "freenergy.energies.log_ratio",
@@ -102,6 +112,8 @@ _HOMES = {
     "Rejection": "freenergy.samplers",
     "RemoteLM": "freenergy.lm.remote",
     "Resampling": "freenergy.samplers",
+    "Residual": "freenergy.models.residual",
+    "ResidualModel": "freenergy.text.model",
     "Rng": "freenergy.core.rng",
     "Run": "freenergy.recipes",
     "Sampled": "freenergy.samplers",
@@ -111,6 +123,7 @@ _HOMES = {
     "Sequences": "freenergy.core.sequences",
     "Sequential": "freenergy.samplers",
     "TabularLM": "freenergy.lm.tabular",
+    "Target": "freenergy.core.roles",
     "Texts": "freenergy.text.texts",
     "Tokenizer": "freenergy.corpus",
     "Truncation": "freenergy.core.roles",
@@ -175,6 +188,7 @@ __all__ = [
     "Rejection",
     "RemoteLM",
     "Resampling",
+    "Residual",
     "ResidualModel",
     "Rng",
     "Run",
@@ -185,6 +199,7 @@ __all__ = [
     "Sequences",
     "Sequential",
     "TabularLM",
+    "Target",
     "Texts",
     "Tokenizer",
     "Truncation",

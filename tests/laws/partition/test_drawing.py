@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
+from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, TabularLM, Target, UserError
 from freenergy.partition import (
     StoppingRule,
     ancestral,
@@ -44,6 +44,7 @@ class Table:
 
 
 ENERGY = Table()
+MODEL = Residual(BASE, ENERGY)
 DRAWINGS = [ancestral, stratified, distinct]
 each_drawing = pytest.mark.parametrize("draw", DRAWINGS, ids=lambda draw: draw.__name__)
 each_space = pytest.mark.parametrize("space", [ENDED, FIXED], ids=["ended", "fixed"])
@@ -196,41 +197,39 @@ def test_more_draws_than_fit_a_chunk():
 @each_space
 def test_exact_enumeration(space):
     contexts = Sequences.from_lists([[2], [], [1, 0]])
-    found = exact_log_partition(BASE, ENERGY, contexts, space)
+    found = exact_log_partition(Target(MODEL, contexts, space))
     for b in range(3):
         assert found[b].item() == pytest.approx(by_hand(space, contexts[b : b + 1]).item(), abs=1e-12)
     single = SequenceSpace(vocab_size=V, length=1)
     wanted = by_hand(single)
-    assert exact_log_partition(BASE, ENERGY, CONTEXT, single).item() == pytest.approx(wanted.item(), abs=1e-12)
+    assert exact_log_partition(Target(MODEL, CONTEXT, single)).item() == pytest.approx(wanted.item(), abs=1e-12)
 
 
 def test_a_large_space_is_not_enumerated():
     with pytest.raises(UserError, match="strings"):
-        exact_log_partition(BASE, ENERGY, CONTEXT, SequenceSpace(vocab_size=V, length=30))
+        exact_log_partition(Target(MODEL, CONTEXT, SequenceSpace(vocab_size=V, length=30)))
 
 
 @pytest.mark.parametrize("draw", [ancestral, stratified], ids=lambda draw: draw.__name__)
 def test_adaptive_draws_stop_when_the_interval_is_narrow(draw):
-    contexts = Sequences.from_lists([[2], [1]])
+    target = Target(MODEL, Sequences.from_lists([[2], [1]]), ENDED)
     until = StoppingRule(width=0.2, budget=20_000, batch=500)
-    found = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=until, draw=draw)
-    exact = exact_log_partition(BASE, ENERGY, contexts, ENDED)
+    found = estimate_log_partition(target, Rng(2), until=until, draw=draw)
+    exact = exact_log_partition(target)
     assert (found.draws < 20_000).all()
     assert (found.draws % 500 == 0).all()
     assert ((found.upper - found.lower) <= 0.2).all()
     assert (found.standard_error <= 0.2 / 2 / 1.96).all()
     assert found.verdict() == ""
     assert (found.lower - exact).abs().max() < 0.25
-    narrow = estimate_log_partition(
-        BASE, ENERGY, contexts, ENDED, Rng(2), until=StoppingRule(width=0.05), draw=ancestral
-    )
+    narrow = estimate_log_partition(target, Rng(2), until=StoppingRule(width=0.05), draw=ancestral)
     assert (narrow.draws > found.draws).all()
 
 
 def test_adaptive_draws_are_the_draws():
     """What comes out is the estimate from the same draws at once; the other contexts do not matter."""
     contexts = Sequences.from_lists([[2], [1]])
-    found = estimate_log_partition(BASE, ENERGY, contexts, ENDED, Rng(2), until=StoppingRule(width=0.2, batch=100))
+    found = estimate_log_partition(Target(MODEL, contexts, ENDED), Rng(2), until=StoppingRule(width=0.2, batch=100))
     n = int(found.draws[1])
     drawn = BASE.sample(contexts, n, ENDED, Rng(2)).x
     again = log_partition(-ENERGY(drawn))
@@ -239,13 +238,13 @@ def test_adaptive_draws_are_the_draws():
 
 def test_adaptive_draws_do_not_trust_a_warned_estimate():
     """Ten draws that look alike are narrow and tell nothing: the verdict keeps it going."""
-    flat = Table(spread=0.01)
+    flat, wild = (Target(Residual(BASE, Table(spread=spread)), CONTEXT, FIXED) for spread in (0.01, 8.0))
     until = StoppingRule(width=10.0, budget=700, batch=10)
-    found = estimate_log_partition(BASE, flat, CONTEXT, FIXED, Rng(2), until=until)
+    found = estimate_log_partition(flat, Rng(2), until=until)
     assert found.n > 20
     assert found.verdict() == ""
-    wild = estimate_log_partition(BASE, Table(spread=8.0), CONTEXT, FIXED, Rng(2), until=until)
-    assert wild.n == 700 or wild.verdict() == ""
+    found = estimate_log_partition(wild, Rng(2), until=until)
+    assert found.n == 700 or found.verdict() == ""
 
 
 def test_bad_settings_are_refused():
@@ -253,4 +252,4 @@ def test_bad_settings_are_refused():
         with pytest.raises(UserError, match="set"):
             StoppingRule(**bad)
     with pytest.raises(UserError, match="no contexts"):
-        estimate_log_partition(BASE, ENERGY, Sequences.from_lists([]), FIXED, Rng(0))
+        estimate_log_partition(Target(MODEL, Sequences.from_lists([]), FIXED), Rng(0))

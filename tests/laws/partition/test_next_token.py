@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
+from freenergy import (
+    Continuations,
+    HuggingFaceLM,
+    Residual,
+    Rng,
+    Sequences,
+    SequenceSpace,
+    TabularLM,
+    Target,
+    UserError,
+)
 from freenergy.core.roles import Truncation
 from freenergy.partition import step_log_probs
 from freenergy.partition.next_token import first_given, next_token, standard_errors
@@ -38,6 +48,7 @@ class Lookup:
 
 
 ENERGY = Lookup()
+MODEL = Residual(BASE, ENERGY)
 
 
 def conditional(space, head, energy=ENERGY):
@@ -59,7 +70,7 @@ def conditional(space, head, energy=ENERGY):
 @each_head
 @pytest.mark.parametrize("top_k", [1, V, 9])
 def test_with_every_ending_it_is_the_enumerated_conditional(space, head, top_k):
-    found = next_token(BASE, ENERGY, CONTEXT, head, space, Rng(0), top_k=top_k, completions=None)
+    found = next_token(Target(MODEL, CONTEXT, space), head, Rng(0), top_k=top_k, completions=None)
     wanted, log_z = conditional(space, head)
     base = BASE.next_log_probs(Sequences.from_lists([CONTEXT.lists()[0] + head]))[0].exp().tolist()
     k = min(top_k, V)
@@ -86,13 +97,13 @@ def test_with_every_ending_it_is_the_enumerated_conditional(space, head, top_k):
 @each_space
 def test_the_last_position_needs_no_draws(space):
     head, energy = [1, 2], Lookup()
-    found = next_token(BASE, energy, CONTEXT, head, space, Rng(0), top_k=2, completions=2)
+    found = next_token(Target(Residual(BASE, energy), CONTEXT, space), head, Rng(0), top_k=2, completions=2)
     wanted, _ = conditional(space, head)
     assert found.is_exact
     assert found.base_tokens == 0
     assert energy.calls == 1
     assert [row.joint for row in found.rows] == pytest.approx([wanted[row.token] for row in found.rows], abs=1e-12)
-    drawn = next_token(BASE, ENERGY, CONTEXT, head, space, Rng(0), top_k=2, completions=3, exact_last=False)
+    drawn = next_token(Target(MODEL, CONTEXT, space), head, Rng(0), top_k=2, completions=3, exact_last=False)
     assert not drawn.is_exact
     for row, exact in zip(drawn.rows, found.rows, strict=True):  # one string each: only the others are drawn
         assert row.log_partition == pytest.approx(exact.log_partition, abs=1e-12)
@@ -111,7 +122,7 @@ def test_every_stratum_is_unbiased(space, head):
     mean, probability, ratio, worst = [0.0] * 2, 0.0, 0.0, 0.0
 
     def run(rng):
-        return next_token(BASE, ENERGY, CONTEXT, head, space, rng, top_k=1, completions=2, exact_last=False)
+        return next_token(Target(MODEL, CONTEXT, space), head, rng, top_k=1, completions=2, exact_last=False)
 
     for chance, found in branches(run):
         rows = [*found.rows, found.other]
@@ -153,7 +164,7 @@ def test_the_error_is_the_spread_over_all_branches(top_k):
     space = SequenceSpace(vocab_size=2, length=2)
 
     def run(rng):
-        return next_token(base, energy, CONTEXT_OF_TWO, [], space, rng, top_k=top_k, completions=m)
+        return next_token(Target(Residual(base, energy), CONTEXT_OF_TWO, space), [], rng, top_k=top_k, completions=m)
 
     def spread(values):
         mean = sum(chance * value for chance, value in values)
@@ -174,8 +185,8 @@ def test_the_error_is_the_spread_over_all_branches(top_k):
 def test_many_completions_come_to_the_conditional():
     space = SequenceSpace(vocab_size=V, length=L, eos=0)
     wanted, _ = conditional(space, [])
-    found = next_token(BASE, ENERGY, CONTEXT, [], space, Rng(4), top_k=2, completions=4000)
-    few = next_token(BASE, ENERGY, CONTEXT, [], space, Rng(4), top_k=2, completions=4)
+    found = next_token(Target(MODEL, CONTEXT, space), [], Rng(4), top_k=2, completions=4000)
+    few = next_token(Target(MODEL, CONTEXT, space), [], Rng(4), top_k=2, completions=4)
     for row in found.rows:
         assert 0 < row.standard_error < 0.02
         assert abs(row.joint - wanted[row.token]) < 5 * row.standard_error  # 5 σ: falsely once in 10⁶ seeds
@@ -187,9 +198,9 @@ def test_many_completions_come_to_the_conditional():
 
 def test_the_same_seed_gives_the_same_table_and_a_token_keeps_its_draws():
     space = SequenceSpace(vocab_size=V, length=L)
-    found, again = (next_token(BASE, ENERGY, CONTEXT, [], space, Rng(4), top_k=2, completions=20) for _ in range(2))
+    found, again = (next_token(Target(MODEL, CONTEXT, space), [], Rng(4), top_k=2, completions=20) for _ in range(2))
     assert found == again
-    narrower = next_token(BASE, ENERGY, CONTEXT, [], space, Rng(4), top_k=1, completions=20)
+    narrower = next_token(Target(MODEL, CONTEXT, space), [], Rng(4), top_k=1, completions=20)
     assert narrower.rows[0].log_partition == found.rows[0].log_partition
     assert narrower.rows[0].joint != found.rows[0].joint  # the others were drawn otherwise
     assert found.base_tokens == 3 * 20 * 2
@@ -197,16 +208,16 @@ def test_the_same_seed_gives_the_same_table_and_a_token_keeps_its_draws():
 
 def test_it_reads_in_parts(monkeypatch):
     space = SequenceSpace(vocab_size=V, length=L)
-    whole = next_token(BASE, ENERGY, CONTEXT, [1], space, Rng(4), top_k=2, completions=20)
+    whole = next_token(Target(MODEL, CONTEXT, space), [1], Rng(4), top_k=2, completions=20)
     monkeypatch.setattr("freenergy.partition.next_token._ROWS", 7)
     monkeypatch.setattr("freenergy.partition.next_token._PARTS", 3)
-    assert next_token(BASE, ENERGY, CONTEXT, [1], space, Rng(4), top_k=2, completions=20) == whole
+    assert next_token(Target(MODEL, CONTEXT, space), [1], Rng(4), top_k=2, completions=20) == whole
 
 
 def test_bad_weights_are_told():
     space = SequenceSpace(vocab_size=V, length=L)
     steep = Lookup(spread=30.0)
-    found = next_token(BASE, steep, CONTEXT, [], space, Rng(4), top_k=2, completions=100)
+    found = next_token(Target(Residual(BASE, steep), CONTEXT, space), [], Rng(4), top_k=2, completions=100)
     assert "one draw carries most of the weight" in {row.verdict for row in found.rows} | {found.other.verdict} or (
         "few draws carry the weight" in {row.verdict for row in found.rows} | {found.other.verdict}
     )
@@ -221,7 +232,9 @@ def test_what_is_forbidden_has_no_probability():
         return torch.where(x.tokens[:, :, 0] == likely, math.inf, 0.0)
 
     for completions in (8, None):
-        found = next_token(BASE, forbids, CONTEXT, [], space, Rng(4), top_k=2, completions=completions)
+        found = next_token(
+            Target(Residual(BASE, forbids), CONTEXT, space), [], Rng(4), top_k=2, completions=completions
+        )
         assert (found.rows[0].token, found.rows[0].joint, found.rows[0].standard_error) == (likely, 0.0, 0.0)
         assert found.rows[1].joint + found.other.joint == pytest.approx(1, abs=1e-12)
         assert found.rows[0].joint_rank == 2
@@ -235,30 +248,32 @@ def test_what_is_forbidden_has_no_probability():
 
     for completions in (8, None):
         with pytest.raises(UserError, match="no completion is acceptable"):
-            next_token(BASE, forbids_all, CONTEXT, [], space, Rng(4), completions=completions)
+            next_token(Target(Residual(BASE, forbids_all), CONTEXT, space), [], Rng(4), completions=completions)
 
 
 def test_tokens_that_the_base_never_writes_have_no_row():
     never = TabularLM(torch.tensor([[0.0, -math.inf, 1.0]]), eos=0)
     space = SequenceSpace(vocab_size=V, length=2)
     for completions in (4, None):
-        found = next_token(never, ENERGY, CONTEXT, [], space, Rng(0), top_k=3, completions=completions)
+        found = next_token(
+            Target(Residual(never, ENERGY), CONTEXT, space), [], Rng(0), top_k=3, completions=completions
+        )
         assert [row.token for row in found.rows] == [2, 0]
         assert found.other is None
 
 
 def test_an_empty_context_begins_a_document():
     space = SequenceSpace(vocab_size=V, length=2)
-    empty = next_token(BASE, ENERGY, Sequences.from_lists([[]]), [], space, Rng(0), completions=8)
-    begun = next_token(BASE, ENERGY, Sequences.from_lists([[0]]), [], space, Rng(0), completions=8)
+    empty = next_token(Target(MODEL, Sequences.from_lists([[]]), space), [], Rng(0), completions=8)
+    begun = next_token(Target(MODEL, Sequences.from_lists([[0]]), space), [], Rng(0), completions=8)
     assert empty == begun
 
 
 def test_given_first_tokens_keep_their_probabilities():
     space, first = SequenceSpace(vocab_size=V, length=2), torch.tensor([0, 1, 2, 1, 0])
-    two = Truncation(top_k=2)
+    two, target = Truncation(top_k=2), Target(MODEL, CONTEXT, space)
     for truncation in (Truncation(), two):
-        draws = first_given(BASE, CONTEXT, [1], first, space, Rng(0), truncation)
+        draws = first_given(target, [1], first, Rng(0), truncation)
         assert [x[:2] for x in draws.x.lists()[0]] == [[1, v] for v in first.tolist()]
         ending = Continuations.from_lists([[2, 1, 1]], [[x[1:] for x in draws.x.lists()[0]]])
         torch.testing.assert_close(draws.log_base, BASE.log_prob(ending), atol=1e-12, rtol=0)
@@ -297,9 +312,13 @@ class Elsewhere:
 )
 def test_bad_requests_are_refused(changes, message):
     space = SequenceSpace(vocab_size=V, length=L, eos=0)
-    call = {"base": BASE, "energy": ENERGY, "context": CONTEXT, "head": [1], "space": space, "rng": Rng(0)}
+    call = {"base": BASE, "energy": ENERGY, "context": CONTEXT, "head": [1], "space": space}
+
+    def asked(base, energy, context, head, space, **options):
+        return next_token(Target(Residual(base, energy), context, space), head, Rng(0), **options)
+
     with pytest.raises(UserError, match=message):
-        next_token(**{**call, **changes})
+        asked(**{**call, **changes})
 
 
 def test_the_table_of_a_longer_head_is_that_of_the_whole_text():
@@ -311,7 +330,7 @@ def test_the_table_of_a_longer_head_is_that_of_the_whole_text():
     for string, probability in zip(strings, wanted, strict=True):
         steps = 1.0
         for t, token in enumerate(string):
-            found = next_token(BASE, ENERGY, CONTEXT, string[:t], space, Rng(0), top_k=V, completions=None)
+            found = next_token(Target(MODEL, CONTEXT, space), string[:t], Rng(0), top_k=V, completions=None)
             steps *= next(row.joint for row in found.rows if row.token == token)
         assert steps == pytest.approx(probability, abs=1e-12)
 
@@ -331,16 +350,16 @@ def test_a_real_model_agrees_with_its_steps(real):
 
     context = Sequences.from_lists([[1, 403, 407]])
     x = lm.sample(context, 1, space, Rng(9)).x
-    steps = step_log_probs(lm, energy, x, space, Rng(1), draws=2).estimate[0].exp().tolist()
+    steps = step_log_probs(Residual(lm, energy), x, space, Rng(1), draws=2).estimate[0].exp().tolist()
     head, last = x.lists()[0][0]
-    found = next_token(lm, energy, context, [head], space, Rng(0), top_k=512)
+    found = next_token(Target(Residual(lm, energy), context, space), [head], Rng(0), top_k=512)
     assert next(row.joint for row in found.rows if row.token == last) == pytest.approx(steps[1], abs=1e-6)
     assert sum(row.joint for row in found.rows) == pytest.approx(1, abs=1e-9)
     every = torch.cartesian_prod(torch.arange(512), torch.arange(512))
     log_p = lm.next_log_probs(context)[0].double()
     after = lm.next_log_probs(Sequences(torch.tensor([[1, 403, 407, v] for v in range(512)]), torch.full((512,), 4)))
     log_a = (log_p[:, None] + after.double() - values[every[:, 0], every[:, 1]].view(512, 512)).logsumexp(1)
-    found = next_token(lm, energy, context, [], space, Rng(0), top_k=3, completions=2000)
+    found = next_token(Target(Residual(lm, energy), context, space), [], Rng(0), top_k=3, completions=2000)
     for row in found.rows:
         assert abs(row.joint - log_a.softmax(0)[row.token].item()) < 5 * row.standard_error < 0.1  # 5 σ
     assert max(abs(row.joint - row.base) / row.standard_error for row in found.rows) > 5  # mutant: the base's own

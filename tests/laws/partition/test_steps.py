@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
+from freenergy import (
+    Continuations,
+    HuggingFaceLM,
+    Residual,
+    Rng,
+    Sequences,
+    SequenceSpace,
+    TabularLM,
+    Target,
+    UserError,
+)
 from freenergy.partition import exact_log_partition, log_partition, log_weights, step_log_probs, stratified
 from freenergy.partition.exact import after, completed
 
@@ -31,6 +41,7 @@ class Bigrams:
 
 
 ENERGY = Bigrams(V, 1.0)
+MODEL = Residual(BASE, ENERGY)
 
 
 def every_string(space):
@@ -43,8 +54,8 @@ def every_string(space):
 @each_space
 def test_exact_steps_multiply_and_sum_to_one(space):
     x = every_string(space)
-    steps = step_log_probs(BASE, ENERGY, x, space, Rng(0), draws=None)
-    log_z = exact_log_partition(BASE, ENERGY, x.contexts[:1], space)
+    steps = step_log_probs(MODEL, x, space, Rng(0), draws=None)
+    log_z = exact_log_partition(Target(MODEL, x.contexts[:1], space))
     log_p = (BASE.log_prob(x) - ENERGY(x))[:, 0] - log_z
     assert log_p.exp().sum().item() == pytest.approx(1, abs=1e-12)
     torch.testing.assert_close(steps.estimate.sum(1), log_p, atol=1e-12, rtol=0)
@@ -64,7 +75,7 @@ def test_exact_steps_multiply_and_sum_to_one(space):
 @each_space
 def test_drawn_steps_add_up_whatever_the_draws(space):
     x = every_string(space)
-    steps = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=4)
+    steps = step_log_probs(MODEL, x, space, Rng(5), draws=4)
     head = stratified(BASE, x.contexts, 4, space, Rng(5).child("step", 0))
     log_z = log_partition(log_weights(ENERGY, head)).lower
     wanted = (BASE.log_prob(x) - ENERGY(x))[:, 0] - log_z
@@ -80,9 +91,9 @@ def test_every_text_has_draws_of_its_own():
     """A text's steps are the same alone and beside others that end earlier."""
     space = SequenceSpace(vocab_size=V, length=L, eos=0)
     x = Continuations.from_lists([[1], [2], [1], [2]], [[[0]], [[1, 2, 1]], [[2, 0]], [[2, 1, 1]]])
-    together = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=4, exact_last=False)
+    together = step_log_probs(MODEL, x, space, Rng(5), draws=4, exact_last=False)
     for b in range(4):
-        alone = step_log_probs(BASE, ENERGY, x[b : b + 1], space, Rng(5).shift(contexts=b), draws=4, exact_last=False)
+        alone = step_log_probs(MODEL, x[b : b + 1], space, Rng(5).shift(contexts=b), draws=4, exact_last=False)
         for name in ("estimate", "lower", "upper"):
             torch.testing.assert_close(getattr(alone, name)[0], getattr(together, name)[b], atol=1e-12, rtol=0)
 
@@ -91,7 +102,7 @@ def test_every_text_has_draws_of_its_own():
 def test_given_draws_are_used_at_the_start(space):
     x = every_string(space)
     given = Rng(6).normal(len(x.tokens), 9)
-    steps = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=4, at_start=given)
+    steps = step_log_probs(MODEL, x, space, Rng(5), draws=4, at_start=given)
     wanted = (BASE.log_prob(x) - ENERGY(x))[:, 0] - log_partition(given).lower
     torch.testing.assert_close(steps.estimate.sum(1), wanted, atol=1e-12, rtol=0)
 
@@ -99,9 +110,9 @@ def test_given_draws_are_used_at_the_start(space):
 @each_space
 def test_many_draws_come_to_the_exact_steps(space):
     x = every_string(space)[:6]
-    exact = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=None)
-    found = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=3000, exact_last=False)
-    few = step_log_probs(BASE, ENERGY, x, space, Rng(5), draws=3, exact_last=False)
+    exact = step_log_probs(MODEL, x, space, Rng(5), draws=None)
+    found = step_log_probs(MODEL, x, space, Rng(5), draws=3000, exact_last=False)
+    few = step_log_probs(MODEL, x, space, Rng(5), draws=3, exact_last=False)
     assert (found.estimate - exact.estimate).abs().max() < 0.1 < (few.estimate - exact.estimate).abs().max()
 
 
@@ -109,13 +120,13 @@ def test_bad_requests_are_refused():
     space = SequenceSpace(vocab_size=V, length=L, eos=0)
     x = every_string(space)
     with pytest.raises(UserError, match="two draws or more"):
-        step_log_probs(BASE, ENERGY, x, space, Rng(0), draws=1)
+        step_log_probs(MODEL, x, space, Rng(0), draws=1)
     two = Continuations.from_lists([[1]], [[[0], [1, 0]]])
     with pytest.raises(UserError, match="2 continuations of a context"):
-        step_log_probs(BASE, ENERGY, two, space, Rng(0), draws=2)
+        step_log_probs(MODEL, two, space, Rng(0), draws=2)
     unfinished = Continuations.from_lists([[1]], [[[1, 2]]])
     with pytest.raises(UserError, match="not in a space"):
-        step_log_probs(BASE, ENERGY, unfinished, space, Rng(0), draws=2)
+        step_log_probs(MODEL, unfinished, space, Rng(0), draws=2)
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +146,9 @@ def test_the_last_position_of_a_real_model(stories):
     lm, contexts = stories
     space, energy = SequenceSpace(vocab_size=512, length=2), Bigrams(512, 0.7)
     x = lm.sample(contexts, 1, space, Rng(9)).x
-    exact = step_log_probs(lm, energy, x, space, Rng(1), draws=2).estimate[:, -1]
+    exact = step_log_probs(Residual(lm, energy), x, space, Rng(1), draws=2).estimate[:, -1]
     for draws in (256, 1024):  # fewer than there are tokens, and more
-        found = step_log_probs(lm, energy, x, space, Rng(1), draws=draws, exact_last=False)
+        found = step_log_probs(Residual(lm, energy), x, space, Rng(1), draws=draws, exact_last=False)
         assert (found.estimate[:, -1] - exact).abs().max() < 1e-3
     assert (exact - found.log_base[:, -1]).abs().max() > 0.05  # there is something to agree on
     last, heads = SequenceSpace(vocab_size=512, length=1), x.tokens[:, 0, :1]

@@ -53,7 +53,7 @@ def test_numbers_from_the_same_draws(joint):
     for b in range(4):
         draws = joint.base.sample(WINDOWS.contexts[b : b + 1], 6, SPACE, Rng(5).shift(contexts=b))
         w = (-joint.energy(draws.x)[0]).exp()
-        own = joint.scores(WINDOWS[b : b + 1])
+        own = joint.scored(WINDOWS[b : b + 1])
         mine = (-own.energy[0, 0]).exp()
         score = own.log_score[0, 0].item()
         log_p["lower"] += score - math.log(w.mean())
@@ -172,7 +172,7 @@ def test_densities_by_hand():
 def test_gain_by_position_is_that_of_the_exact_conditionals(joint, tmp_path):
     """With very many completions each step is near its exact value; a second call reads what the first has kept."""
     documents = np.arange(4)
-    arguments = (joint.base, joint.energy, WINDOWS, documents, SPACE, 2000, tmp_path, Rng(0), Silent())
+    arguments = (joint.residual, WINDOWS, documents, SPACE, 2000, tmp_path, Rng(0), Silent())
     rows = by_position(*arguments)
     assert [row["position"] for row in rows] == [1, 2, 3]
     kept = sorted(tmp_path.iterdir())
