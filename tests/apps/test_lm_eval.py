@@ -25,7 +25,7 @@ from freenergy.apps import lm_eval
 from freenergy.apps.lm_eval import TextModel, cut
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.samplers.plain import no_energy
+from freenergy.models.residual import Residual, no_energy
 
 P = {  # P(next | last); the first row is that of a text's beginning
     "": {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25},
@@ -110,7 +110,7 @@ def test_a_long_context_loses_its_beginning(joint, caplog):
     """All choices lose the same, so that they keep one context."""
     joint.base.max_length = 3
     seen = []
-    joint.energy = lambda x: seen.append(x) or energy(x)
+    joint.residual = Residual(joint.base, lambda x: seen.append(x) or energy(x))
     TextModel(joint).log_scores("d d a", [" b", " c d"])
     assert seen[0].contexts.lists() == [[1]]
     assert "was cut on the left" in caplog.text

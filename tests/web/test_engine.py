@@ -12,7 +12,7 @@ from freenergy import Rng, Sequences, TabularLM, UserError
 from freenergy.core.rng import Streams
 from freenergy.core.roles import Truncation
 from freenergy.lm.remote import RemoteLM
-from freenergy.samplers import Plain, Resampling, propose
+from freenergy.samplers import Plain, Resampling
 from freenergy.text.write import Writing, stream
 from freenergy.web.engine import Added, Busy, Drawn, Engine, Finished, TooLong
 from freenergy.web.jobs import can_share
@@ -22,7 +22,7 @@ QUESTIONS = {
     "one text": {},
     "three texts": {"num": 3, "seed": 5},
     "truncated": {"truncation": Truncation(top_k=4, temperature=0.8), "seed": 6},
-    "joint target": {"truncation": Truncation(top_p=0.8), "target": "joint", "seed": 7},
+    "the model itself": {"truncation": Truncation(top_p=0.8), "target": "model", "seed": 7},
     "chunks": {"max_tokens": 18, "num": 2, "seed": 8},
 }
 
@@ -58,7 +58,8 @@ def expected(joint, prefix, how):
     """What the library gives."""
     how = {"candidates": 50, "seed": 0, "num": 1} | how
     chunks = how.pop("max_tokens", 6) // 6
-    return joint.sample(prefix, n=how.pop("num"), chunks=chunks, **how)
+    law = how.pop("target", "restricted")
+    return joint.sample(prefix, n=how.pop("num"), chunks=chunks, law=law, **how)
 
 
 def others():
@@ -89,10 +90,7 @@ def test_streams_draw_what_each_would_alone():
 @pytest.mark.parametrize("batch_size", [1, 7, 20, 1000])
 def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, batch_size):
     contexts = Sequences.from_lists([[97], [98, 99, 100], [], [101, 97]])
-    alone = [
-        propose(joint.base, joint.energy, contexts[b : b + 1], 7, joint.space, Rng(1).shift(contexts=b))
-        for b in range(4)
-    ]
+    alone = [joint.residual.propose(contexts[b : b + 1], 7, joint.space, Rng(1).shift(contexts=b)) for b in range(4)]
     calls, sample = [], TabularLM.sample
 
     def counting(self, contexts, num, *rest):
@@ -101,9 +99,7 @@ def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, batch_size)
 
     monkeypatch.setattr(TabularLM, "sample", counting)
     done = []
-    found = propose(
-        joint.base, joint.energy, contexts, 7, joint.space, Rng(1), batch_size=batch_size, advance=done.append
-    )
+    found = joint.residual.propose(contexts, 7, joint.space, Rng(1), batch_size=batch_size, advance=done.append)
     assert found.x.lists() == [part.x.lists()[0] for part in alone]
     torch.testing.assert_close(found.energy, torch.cat([part.energy for part in alone]), atol=1e-12, rtol=0)
     torch.testing.assert_close(found.log_base, torch.cat([part.log_base for part in alone]), atol=1e-12, rtol=0)
@@ -139,7 +135,7 @@ def test_texts_equal_those_of_the_library(joint, engine, how, is_alone):
 
 
 def test_texts_of_the_base_are_its_plain_draws(joint, engine):
-    plain = joint.write("dad", joint.space_of(9), stream(4), Writing(sampler=Plain(num=5)))
+    plain = joint.write("dad", joint.space_of(9), stream(4), Writing(sampler=Plain(), num=5))
     question = engine.question("dad", law="base", num=5, max_tokens=9, seed=4)
     found, bare = ask(engine, question, replace(question, is_weighed=False))
     assert [text.tokens for text in found.texts] == [text.tokens for text in plain.texts]

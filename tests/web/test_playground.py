@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from freenergy.samplers.candidates import Candidates
 
 import freenergy.web.playground as playground
 from freenergy import Sequences, Truncation, UserError
+from freenergy.core.scored import Scored
 from freenergy.core.sequences import Continuations
 from freenergy.energies.prefix_energies import energies_of_beginnings
+from freenergy.partition import log_partition
 from freenergy.web.app import create_app
 from freenergy.web.engine import Engine
 from freenergy.web.settings import Limits, ServerSettings
@@ -75,10 +76,10 @@ def test_the_text_is_that_of_the_package(client, joint):
 def test_truncation_and_target_are_passed_on(client, joint):
     asked = {"prefix": "You may", "candidates": 30, "top_k": 3, "temperature": 1.5, "seed": 2}
     truncation = Truncation(top_k=3, temperature=1.5)
-    for target in ("restricted", "joint"):
-        found = joint.sample("You may", candidates=30, truncation=truncation, seed=2, target=target)
+    for law in ("restricted", "model"):
+        found = joint.sample("You may", candidates=30, truncation=truncation, seed=2, law=law)
         rows = found.to_json(candidates=True)["steps"][0]["candidates"]
-        drawn = drawn_in(lines_of(client, **asked, target=target))
+        drawn = drawn_in(lines_of(client, **asked, target=law))
         assert [one["log_weight"] for one in drawn] == pytest.approx([row["log_weight"] for row in rows])
     assert any(one["log_weight"] != pytest.approx(-one["energy"]) for one in drawn)
 
@@ -130,7 +131,7 @@ def weighed(*log_weight):
     log_w = torch.tensor([log_weight], dtype=torch.float64)
     n = len(log_weight)
     x = Continuations(Sequences.from_lists([[1]]), torch.arange(n).view(1, n, 1), torch.ones(1, n, dtype=torch.long))
-    return Candidates(x=x, log_base=torch.zeros_like(log_w), log_proposal=torch.zeros_like(log_w), energy=-log_w)
+    return Scored(x=x, log_base=torch.zeros_like(log_w), log_proposal=torch.zeros_like(log_w), energy=-log_w)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_the_word_is_the_verdict(log_weights, word):
     candidates = weighed(*log_weights)
     assert evenness(candidates) == word
     if len(log_weights) > 1:
-        assert bool(candidates.diagnostics().verdicts()[0]) == (word != "healthy")
+        assert bool(log_partition(candidates.log_weight).verdicts()[0]) == (word != "healthy")
 
 
 def test_of_several_parts_the_worst_word_is_told(client):

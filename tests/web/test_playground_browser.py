@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from freenergy import ResidualModel, UserError, load
+from freenergy.models.residual import no_energy
 from freenergy.recipes import Run
-from freenergy.samplers.plain import no_energy
 from freenergy.web.settings import Limits
 from freenergy.web.watching import EVENNESS
 

@@ -69,9 +69,9 @@ def test_a_plain_completion_is_the_library_s_text(ask, joint):
 def test_several_texts_of_several_prompts(ask, joint):
     found = ask(["a bad", "dad "], n=3)
     assert [choice.index for choice in found.choices] == list(range(6))
-    sampler = Resampling(candidates=20, num=3)
+    sampler = Resampling(candidates=20)
     for i, prompt in enumerate(["a bad", "dad "]):
-        wanted = joint.write(prompt, joint.space, stream(3, i), Writing(sampler=sampler))
+        wanted = joint.write(prompt, joint.space, stream(3, i), Writing(sampler=sampler, num=3))
         assert [choice.text for choice in found.choices[3 * i : 3 * i + 3]] == [text.text for text in wanted.texts]
     assert len(found.model_extra["freenergy"]["prompts"]) == 2
 

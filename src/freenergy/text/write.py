@@ -31,11 +31,9 @@ class Writing:
     max_context: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
 
     def __post_init__(self) -> None:
-        if self.num < 1 or self.chunks < 1 or self.look_ahead < 0:
-            raise UserError(
-                f"num is {self.num}, chunks {self.chunks} and look_ahead {self.look_ahead}: set them to at least 1, 1 "
-                "and 0"
-            )
+        for name, lowest in (("num", 1), ("chunks", 1), ("look_ahead", 0)):
+            if (value := getattr(self, name)) < lowest:
+                raise UserError(f"{name} is {value}: set it to {lowest} or more")
 
 
 def stream(seed: int, number: int = 0) -> Rng:

@@ -10,9 +10,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
-from freenergy.core.roles import Truncation
+from freenergy.core.roles import Target, Truncation
 from freenergy.energies.trunk import Trunk
 from freenergy.lm.stepping import started
+from freenergy.models.residual import Residual
 from freenergy.samplers.autoregressive import Autoregressive
 from freenergy.samplers.resampling import Resampling
 from freenergy.testing.enumerating import branches, law
@@ -42,8 +43,8 @@ ENERGY = Pairs()
 class World:
     """Plain sums: strings of a space with their q and w, and the laws of one and of two chunks."""
 
-    def __init__(self, space, truncation=Truncation(), target="restricted", energy=ENERGY, eos=None):  # noqa: B008
-        self.space, self.truncation, self.target, self.energy = space, truncation, target, energy
+    def __init__(self, space, truncation=Truncation(), law="restricted", energy=ENERGY, eos=None):  # noqa: B008
+        self.space, self.truncation, self.law, self.energy = space, truncation, law, energy
         self.stops = {eos, space.eos} - {None}
 
     def strings(self, context):
@@ -57,7 +58,7 @@ class World:
                 p *= log_p[0, token].exp().item()
             E = self.energy(Continuations.from_lists([context], [[x]])).item()
             if q > 0:
-                found[x] = (q, math.exp(-E) * (p / q if self.target == "joint" else 1.0))
+                found[x] = (q, math.exp(-E) * (p / q if self.law == "model" else 1.0))
         return found
 
     def z(self, context):
@@ -130,7 +131,7 @@ def text_law(space, *, chunks=2, eos=None, look_ahead=0, energy=ENERGY, **how):
 
     def run(rng):
         call = {"chunks": chunks, "sampler": sampler, "eos": eos, "look_ahead": look_ahead}
-        return list(write(BASE, energy, CONTEXT, space, rng, **call))
+        return list(write(Target(Residual(BASE, energy), CONTEXT, space), rng, **call))
 
     return law(run, text_of)
 
@@ -140,7 +141,7 @@ def first_law(space, look_ahead, *, eos=None, **how):
 
     def run(rng):
         call = {"chunks": 2, "sampler": Resampling(**how), "eos": eos, "look_ahead": look_ahead}
-        return next(write(BASE, ENERGY, CONTEXT, space, rng, **call))
+        return next(write(Target(Residual(BASE, ENERGY), CONTEXT, space), rng, **call))
 
     return law(run, lambda chunk: chunk.sampled.x.lists()[0][0][0] if space.length == 1 else tuple(chunk.tokens))
 
@@ -181,9 +182,9 @@ def test_a_text_is_cut_after_eos_in_a_space_that_does_not_end():
         (None, {}),
         (0, {}),
         (None, {"truncation": Truncation(top_k=2)}),
-        (None, {"truncation": Truncation(top_k=2, temperature=0.7), "target": "joint"}),
+        (None, {"truncation": Truncation(top_k=2, temperature=0.7), "law": "model"}),
     ],
-    ids=["fixed", "ended", "top-k", "top-k, joint"],
+    ids=["fixed", "ended", "top-k", "top-k, model"],
 )
 @pytest.mark.slow
 def test_look_ahead_weighs_candidates_by_what_follows(eos, how):
@@ -223,7 +224,7 @@ def test_weights_ahead_are_unbiased():
 
     def run(rng):
         call = {"chunks": 2, "sampler": Resampling(candidates=1, **how), "eos": 0, "look_ahead": 2}
-        return next(write(BASE, ENERGY, CONTEXT, space, rng, **call))
+        return next(write(Target(Residual(BASE, ENERGY), CONTEXT, space), rng, **call))
 
     mean, chance_of = {}, {}
     for chance, chunk in branches(run):
@@ -285,7 +286,7 @@ def calls(monkeypatch):
 def chunks_of(length=2, *, eos=None, num=None, context=CONTEXT, seed=5, energy=ENERGY, **how):
     space = SequenceSpace(vocab_size=V, length=length)
     call = {"chunks": 4, "sampler": Resampling(candidates=8), "eos": eos, **how}
-    return list(itertools.islice(write(BASE, energy, context, space, Rng(seed), **call), num))
+    return list(itertools.islice(write(Target(Residual(BASE, energy), context, space), Rng(seed), **call), num))
 
 
 def test_each_chunk_is_given_when_it_is_there(calls):
@@ -398,15 +399,15 @@ class Short(nn.Module):
 
 def test_no_more_is_read_than_base_and_energy_can(monkeypatch):
     space, energy = SequenceSpace(vocab_size=V, length=2), Short()
-    assert reach(BASE, ENERGY, space) is None
-    assert reach(BASE, ENERGY, space, 5) == 5
-    assert reach(BASE, energy, space) == 7
-    assert reach(BASE, energy, space, 5) == 5
+    assert reach(Target(Residual(BASE, ENERGY), CONTEXT, space)) is None
+    assert reach(Target(Residual(BASE, ENERGY), CONTEXT, space), 5) == 5
+    assert reach(Target(Residual(BASE, energy), CONTEXT, space)) == 7
+    assert reach(Target(Residual(BASE, energy), CONTEXT, space), 5) == 5
     monkeypatch.setattr(BASE, "max_length", 8)
-    assert reach(BASE, energy, space) == 6
+    assert reach(Target(Residual(BASE, energy), CONTEXT, space)) == 6
     assert [chunk.read for chunk in chunks_of(energy=energy, look_ahead=2)] == [2, 4, 6, 6]
     with pytest.raises(UserError, match="leaves no room"):
-        reach(BASE, ENERGY, SequenceSpace(vocab_size=V, length=8))
+        reach(Target(Residual(BASE, ENERGY), CONTEXT, SequenceSpace(vocab_size=V, length=8)))
     long = Sequences.from_lists([[1] * 12])  # a prefix is not cut behind the user's back
     assert chunks_of(num=1, context=long)[0].read == 12
     assert chunks_of(num=1, context=long, max_context=4)[0].dropped == 8
@@ -486,7 +487,7 @@ def test_bad_requests_are_refused_at_once(how, message):
     call = {"chunks": 4, "sampler": Resampling(candidates=8), "eos": None, "context": CONTEXT, **how}
     context = call.pop("context")
     with pytest.raises(UserError, match=message):
-        write(BASE, ENERGY, context, space, Rng(0), **call)  # before anything is asked for
+        write(Target(Residual(BASE, ENERGY), context, space), Rng(0), **call)  # before anything is asked for
 
 
 def test_a_chunk_is_a_value():

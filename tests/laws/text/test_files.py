@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tracemalloc
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_ties_go_to_the_earlier(joint, write):
 
 
 def test_forbidden_candidates_are_never_chosen(joint, write):
-    joint.energy = lambda x: torch.where(x.tokens[..., 0] == 2, torch.inf, 0.0)
+    joint.residual = replace(joint.residual, energy=lambda x: torch.where(x.tokens[..., 0] == 2, torch.inf, 0.0))
     rows = [{"candidates": ["w2", "w3"], "scores": {"a": [9, 0]}, "errors": [0, 1]}]
     weights = {"energy": 0.0, "a": 5.0}
     found = rank_file(joint, write("lists.jsonl", rows), tune=write("dev.jsonl", rows * 3), weights=weights, **PLAIN)
@@ -197,7 +198,9 @@ def test_an_interrupted_scoring_goes_on(joint, write, some_lists, tmp_path):
     ask = {"tune": development, **PLAIN}
     whole = rank_file(joint, lists, out=tmp_path / "whole.jsonl", **ask)
     energy, out = joint.energy, tmp_path / "out.jsonl"
-    joint.energy = Dying(energy, 1 + 6 + 1 + 4)  # each file's first list says which model it is
+    joint.residual = replace(
+        joint.residual, energy=Dying(energy, 1 + 6 + 1 + 4)
+    )  # each file's first list says which model it is
     with pytest.raises(KeyboardInterrupt):
         rank_file(joint, lists, out=out, **ask)
     assert not out.exists()
@@ -205,7 +208,7 @@ def test_an_interrupted_scoring_goes_on(joint, write, some_lists, tmp_path):
     assert len(kept.read_text().splitlines()) == 4
     with kept.open("ab") as file:
         file.write(b'[{"text": "w')
-    joint.energy = Dying(energy, 1 + 1 + 5)
+    joint.residual = replace(joint.residual, energy=Dying(energy, 1 + 1 + 5))
     again = rank_file(joint, lists, out=out, **ask)
     assert joint.energy.lives == 0
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -216,10 +219,10 @@ def test_an_interrupted_scoring_goes_on(joint, write, some_lists, tmp_path):
 
 def test_what_another_model_has_scored_is_not_taken(joint, write, some_lists, tmp_path):
     lists, out, energy = write("lists.jsonl", some_lists(5)), tmp_path / "out.jsonl", joint.energy
-    joint.energy = Dying(energy, 4)
+    joint.residual = replace(joint.residual, energy=Dying(energy, 4))
     with pytest.raises(KeyboardInterrupt):
         rank_file(joint, lists, out=out, **PLAIN)
-    joint.energy = lambda x: energy(x) + 0.001 * x.tokens[..., 0]
+    joint.residual = replace(joint.residual, energy=lambda x: energy(x) + 0.001 * x.tokens[..., 0])
     rank_file(joint, lists, out=out, **PLAIN)
     rank_file(joint, lists, out=tmp_path / "alone.jsonl", **PLAIN)
     assert out.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
@@ -228,6 +231,7 @@ def test_what_another_model_has_scored_is_not_taken(joint, write, some_lists, tm
 
 KILLED = """
 import os, signal, sys
+from dataclasses import replace
 sys.path.insert(0, {folder!r})
 import conftest
 from freenergy.text.nbest import rank_file
@@ -240,7 +244,7 @@ def energy(x):
         os.kill(os.getpid(), signal.SIGKILL)
     return conftest.energy(x)
 
-joint.energy = energy
+joint.residual = replace(joint.residual, energy=energy)
 rank_file(joint, {lists!r}, out={out!r}, resamples=200)
 """
 
@@ -290,7 +294,7 @@ def test_bad_input_is_one_sentence(joint, write, some_lists, tmp_path):
     ]:
         with pytest.raises(UserError, match=why):
             rank_file(joint, lists, **PLAIN | ask)
-    joint.energy = Dying(joint.energy, 0)
+    joint.residual = replace(joint.residual, energy=Dying(joint.energy, 0))
     with pytest.raises(UserError, match=r"lost.jsonl, line 3: candidate 1 is empty"):
         rank_file(joint, lost, tune=lists, **PLAIN)  # before anything is scored
 

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,10 +22,12 @@ from freenergy import (
     UserError,
     exact_log_partition,
 )
+from freenergy.core.roles import Target
+from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined, JoinedText
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.text.ranking import JointScores, Ranking
+from freenergy.text.ranking import Ranking
 
 SPACE = SequenceSpace(vocab_size=3, length=3, eos=0)
 
@@ -121,7 +124,7 @@ def test_the_shares_of_the_whole_space_are_the_joint_law(words, prefix):
     strings = [x for x in space.enumerate().lists() if 0 not in x]
     found = joint.score(spelt(prefix).strip(), [spelt(x) for x in strings])
     x = Continuations.from_lists([prefix], [strings])
-    log_z = exact_log_partition(joint.base, energy, x.contexts, space)
+    log_z = exact_log_partition(Target(joint.residual, x.contexts, space))
     p = (joint.base.log_prob(x)[0] - energy(x)[0] - log_z).exp()
     assert p.sum().item() == pytest.approx(1, abs=1e-12)
     assert [one.share for one in found.candidates] == pytest.approx(p.tolist(), abs=1e-12)
@@ -143,7 +146,7 @@ def test_shares_of_texts_that_end(joint):
 
 def test_equal_candidates_have_equal_scores_and_the_earlier_is_better(joint):
     """Also where an energy's own rounding depends on the row."""
-    joint.energy = lambda x: torch.arange(x.tokens.shape[1]).expand(x.shape).double()
+    joint.residual = replace(joint.residual, energy=lambda x: torch.arange(x.tokens.shape[1]).expand(x.shape).double())
     found = joint.score("w1", [" w2", " w1", " w2", " w2"])
     assert found[0].log_score == found[2].log_score == found[3].log_score
     ranks = [one.rank for one in found.candidates]
@@ -187,7 +190,7 @@ def test_without_pandas_there_is_no_frame(joint, monkeypatch):
 
 def test_forbidden_candidates(joint):
     """An energy of +inf is probability zero; where all have it, there is nothing to divide by."""
-    joint.energy = lambda x: torch.where(x.tokens[..., 0] == 2, torch.inf, 0.0)
+    joint.residual = replace(joint.residual, energy=lambda x: torch.where(x.tokens[..., 0] == 2, torch.inf, 0.0))
     found = joint.score("w1", [" w2", " w1"])
     assert [one.share for one in found.candidates] == [0, 1]
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["candidates"][0]["log_score"] is None
@@ -203,9 +206,11 @@ def test_what_cannot_be_ranked_is_one_sentence(joint):
             joint.score("w1", nothing)
     with pytest.raises(UserError, match="candidate 2 is empty"):
         joint.score("w1", [" w2", ""])
-    scores = JointScores(torch.tensor([[torch.nan]]), torch.zeros(1, 1))
+    x = Continuations.from_lists([[]], [[[1]]])
+    log_base = torch.tensor([[torch.nan]])
+    scores = Scored(x=x, log_base=log_base, log_proposal=log_base, energy=torch.zeros(1, 1))
     with pytest.raises(UserError, match="has no score: the base gave nan"):
         Ranking.of("", ["a"], Joined([], (JoinedText([1]),)), scores)
-    joint.energy = lambda x: torch.full(x.shape, torch.nan)
+    joint.residual = replace(joint.residual, energy=lambda x: torch.full(x.shape, torch.nan))
     with pytest.raises(UserError, match="returned nan"):
         joint.score("w1", [" w2"])

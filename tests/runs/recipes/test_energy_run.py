@@ -74,7 +74,7 @@ def test_the_joint_model_of_a_run(done, tmp_path):
     folder, _ = done
     joint = load(folder)
     x = some(joint)
-    scores = joint.scores(x)
+    scores = joint.scored(x)
     assert torch.equal(joint.log_score(x), scores.log_base - scores.energy)
     torch.testing.assert_close(scores.log_base, joint.base.log_prob(x))
     by_part = joint.energy.energies(x)
@@ -295,9 +295,9 @@ def test_folders_of_others_are_kept(done, tmp_path):
 
 def test_what_has_no_numbers_is_scored_as_nothing(done):
     joint = load(done[0])
-    nothing = joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[]]))
+    nothing = joint.scored(freenergy.Continuations.from_lists([[5, 6]], [[]]))
     assert tuple(nothing.energy.shape) == (1, 0)
-    empty = joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[[]]]))
+    empty = joint.scored(freenergy.Continuations.from_lists([[5, 6]], [[[]]]))
     assert torch.isfinite(empty.log_score).all()
     with pytest.raises(UserError, match="a token id is not below"):
-        joint.scores(freenergy.Continuations.from_lists([[5, 6]], [[[10_000]]]))
+        joint.scored(freenergy.Continuations.from_lists([[5, 6]], [[[10_000]]]))

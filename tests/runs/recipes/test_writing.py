@@ -16,7 +16,7 @@ from freenergy import ResidualModel, Rng, Sequences, SequenceSpace, Truncation, 
 from freenergy.cli.show.writing import Live
 from freenergy.core.progress import Silent
 from freenergy.recipes.writing import Task, read_prefixes
-from freenergy.samplers import Plain, Resampling, propose
+from freenergy.samplers import Plain, Resampling
 from freenergy.text.write import Writing
 
 FEW = ("--candidates", 12, "--num", 2, "--seed", 3)
@@ -40,7 +40,7 @@ def test_the_object_has_texts_weights_and_evidence(call, folder):
     for text in result["texts"]:
         assert text["log_score"] == pytest.approx(text["log_base"] - text["energy"], abs=1e-9)
     (step,) = result["steps"]
-    assert (step["method"], step["target"], step["candidates"][0].keys() >= {"text", "energy", "share"}) == (
+    assert (step["method"], step["law"], step["candidates"][0].keys() >= {"text", "energy", "share"}) == (
         "resampling", "restricted", True,
     )  # fmt: skip
     rows = step["candidates"]
@@ -81,7 +81,7 @@ def test_every_method_writes_and_says_how_far_it_may_be(call, folder, method):
 def test_rejection_with_a_bound(call, folder):
     joint = load(folder)
     context = Sequences.from_lists([joint.tokenizer.encode("The")])
-    highest = propose(joint.base, joint.energy, context, 500, joint.space, Rng(0)).log_weight.max().item()
+    highest = joint.residual.propose(context, 500, joint.space, Rng(0)).log_weight.max().item()
     found = sampled(call, folder, "--prefix", "The", "--method", "rejection", "--bound", highest + 0.5, "--num", 1)
     step = found["results"][0]["steps"][0]
     assert step["distance"] == 0
@@ -314,11 +314,11 @@ def test_python_and_the_command_line_write_the_same(call, folder, chunks):
 def test_the_base_says_that_it_is_the_base(call, folder):
     found = sampled(call, folder, "--prefix", "The", "--method", "base", "--num", 1)
     (step,), (text,) = found["results"][0]["steps"], found["results"][0]["texts"]
-    assert (step["target"], step["distance"]) == ("base", 0)
+    assert (step["law"], step["distance"]) == ("base", 0)
     joint = load(folder)
     texts = joint.write("The", joint.space, Rng(0).child("prefix", 0), Writing(sampler=Plain()))
     x = texts.steps[0].x
-    assert text["energy"] == pytest.approx(joint.scores(x).energy.item())
+    assert text["energy"] == pytest.approx(joint.scored(x).energy.item())
     assert "total variation from the base" in str(texts)
 
 
@@ -327,7 +327,7 @@ def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
     joint = load(folder)
     joint.save_pretrained(tmp_path / "saved")
     again = ResidualModel.from_pretrained(tmp_path / "saved")
-    assert (again.space, again.room) == (joint.space, joint.max_context)
+    assert (again.space, again.max_context) == (joint.space, joint.max_context)
     assert again.sample("The", candidates=8).texts == joint.sample("The", candidates=8).texts
 
 
