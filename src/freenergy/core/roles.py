@@ -238,10 +238,38 @@ class Objective(Protocol):
         ...
 
 
-@runtime_checkable
-class NegativeSource(Protocol):
-    """Where contrast comes from."""
+NoiseState = dict[str, Tensor]  # what a noise carries from draw to draw; empty where draws are independent
 
-    def draw(self, rows: Int[Tensor, " batch"], data: Continuations, num: int, rng: Rng) -> Draws:
-        """``num`` negatives for each window: ``rows`` number the windows, ``data`` [B, 1] are their true texts."""
+
+@final
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Windows of the data: their true continuations [B, 1], and their numbers.
+
+    The number of a window names its random stream and its stored draws.
+    """
+
+    x: Continuations
+    rows: Int[Tensor, " batch"]
+
+
+@runtime_checkable
+class Noise(Protocol):
+    """Where negatives come from, and with which law."""
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns the state before the first draw."""
+        ...
+
+    def draw(
+        self, model: "Model | None", state: NoiseState, data: Examples, num: int, rng: Rng
+    ) -> tuple[NoiseState, Draws]:
+        """Draws ``num`` negatives for each window; ``model`` is the one that learns, for noise that depends on it.
+
+        ``log_base`` of the draws is the base's, ``log_proposal`` is that of the draw.
+        """
+        ...
+
+    def log_noise(self, x: Continuations) -> Float[Tensor, "batch num"] | None:
+        """Returns the log-probability of any continuations, or None where the law is unknown; may carry a gradient."""
         ...

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import LanguageModel
+from freenergy.core.roles import ANCESTRAL, LanguageModel, Truncation
 from freenergy.core.sequences import Continuations
 from freenergy.lm.stepping import begin
 
@@ -32,8 +32,11 @@ class Forced:
 
 
 @torch.no_grad()
-def forced(lm: LanguageModel, x: Continuations, k: int = 0) -> Forced:
-    """log P of each token of the continuations, and the ``k`` likeliest tokens at each place."""
+def forced(lm: LanguageModel, x: Continuations, k: int = 0, truncation: Truncation = ANCESTRAL) -> Forced:
+    """log P of each token of the continuations, and the ``k`` likeliest tokens at each place.
+
+    With a ``truncation`` both are of the truncated model.
+    """
     if not 0 <= k <= lm.vocab_size:
         raise UserError(f"the {k} likeliest tokens were asked for: ask for 0 to {lm.vocab_size}")
     x = x.trimmed()
@@ -42,14 +45,14 @@ def forced(lm: LanguageModel, x: Continuations, k: int = 0) -> Forced:
     contexts, found = max(1, rows // max(1, N)), []
     for b in range(0, B if N and L else 0, contexts):
         some = x[b : b + contexts]
-        parts = [_read(lm, some.candidates(slice(n, n + rows)), k) for n in range(0, N, rows)]
+        parts = [_read(lm, some.candidates(slice(n, n + rows)), k, truncation) for n in range(0, N, rows)]
         found.append(tuple(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
     if not found:
         return Forced(torch.zeros(B, N, L).double(), torch.zeros(B, N, L, k).long(), torch.zeros(B, N, L, k).double())
     return Forced(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 
 
-def _read(lm: LanguageModel, x: Continuations, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _read(lm: LanguageModel, x: Continuations, k: int, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
     """All places of some continuations, one after the other."""
     B, N, L = x.tokens.shape
     stepper, columns = begin(lm, x.contexts.trimmed(), N, L), []
@@ -57,8 +60,9 @@ def _read(lm: LanguageModel, x: Continuations, k: int) -> tuple[Tensor, Tensor, 
     for t in range(L):
         if t:
             log_p = stepper.step(x.tokens[:, :, t - 1].to(log_p.device))
-        own = log_p.gather(-1, x.tokens[:, :, t : t + 1].to(log_p.device)).squeeze(-1)
-        log_top, top = log_p.topk(k, dim=-1)
+        log_q = truncation(log_p)
+        own = log_q.gather(-1, x.tokens[:, :, t : t + 1].to(log_q.device)).squeeze(-1)
+        log_top, top = log_q.topk(k, dim=-1)
         columns.append((own.double().cpu(), top.cpu(), log_top.double().cpu()))
     log_prob, tops, log_tops = (torch.stack(places, dim=2) for places in zip(*columns, strict=True))
     mask = x.mask.cpu()

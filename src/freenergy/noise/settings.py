@@ -19,7 +19,7 @@ def _check_share(share: float) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseNegatives:
-    """Drawn from the base; truncated or tempered, the optimum is relative to that law and not to the base."""
+    """Drawn from the base. A temperature is corrected for in training; what is truncated is never drawn."""
 
     kind: Literal["base"] = "base"
     share: float = 1.0
@@ -37,9 +37,9 @@ class BaseNegatives:
         return Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     @property
-    def is_relative(self) -> bool:
-        """True when the optimum is relative to another law than the base."""
-        return not self.truncation.is_identity
+    def covers(self) -> bool:
+        """True when every text can be drawn."""
+        return self.top_k is None and self.top_p in (None, 1.0)
 
 
 @final
@@ -57,10 +57,20 @@ class InfilledNegatives:
         if not 0 < self.mask_share <= 1:
             raise UserError(f"mask_share is {self.mask_share}: set it above 0 and at most 1")
 
-    @property
-    def is_relative(self) -> bool:
-        """Always: the optimum is relative to the law of the infilling."""
-        return True
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedNegatives:
+    """Drawn from a copy of the base's network that learns the text while the energy is trained (dynamic NCE)."""
+
+    kind: Literal["learned"] = "learned"
+    share: float = 1.0
+    rate: float = 1.0  # its learning rate, relative to the energy's
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
+        if not 0 <= self.rate < math.inf:
+            raise UserError(f"rate is {self.rate}: set it to 0 (the noise does not learn) or more")
 
 
 @final
@@ -72,8 +82,8 @@ class NegativeSettings:
     windows: int = 2000  # of the training split; 0 is all
     validation_windows: int = 200
     validation_per_prefix: int = 63  # always from the base, untruncated: a certificate with n = 64
-    sources: tuple[BaseNegatives | InfilledNegatives, ...] = (BaseNegatives(),)
-    fresh: bool = False  # drawn anew at every step, instead of once and stored
+    sources: tuple[BaseNegatives | InfilledNegatives | LearnedNegatives, ...] = (BaseNegatives(),)
+    fresh: bool = False  # drawn again at every step, instead of once and stored
     shard: int = 64  # windows in a file of the store
 
     def __post_init__(self) -> None:
@@ -96,6 +106,22 @@ class NegativeSettings:
                 f"one negative: set per_prefix to {len(self.sources)} or more"
             )
 
+        if self.learns and (len(self.sources) > 1 or not self.fresh):
+            raise UserError(
+                "a learned noise changes while the energy is trained, so its negatives cannot be stored or mixed with "
+                "others: set negatives.fresh = true and give it as the only source"
+            )
+
+    @property
+    def learns(self) -> bool:
+        """True when the noise is trained too."""
+        return any(isinstance(source, LearnedNegatives) for source in self.sources)
+
+    @property
+    def is_base(self) -> bool:
+        """True when every negative is a plain draw of the base."""
+        return all(isinstance(source, BaseNegatives) and source.truncation.is_identity for source in self.sources)
+
     @property
     def counts(self) -> tuple[int, ...]:
         """How many of the K negatives of a prefix each source gives."""
@@ -103,8 +129,12 @@ class NegativeSettings:
 
     @property
     def is_relative(self) -> bool:
-        """True when the optimum is relative to another law than the base."""
-        return any(source.is_relative for source in self.sources)
+        """True when the law of the noise cannot be corrected for: it is unknown, or zero on some text.
+
+        The optimum of training is then relative to that law.
+        """
+        is_unknown = any(isinstance(source, InfilledNegatives) for source in self.sources)
+        return is_unknown or not any(getattr(source, "covers", True) for source in self.sources)
 
 
 def divide(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, NegativeSource
+from freenergy.core.roles import Draws, Examples, Noise
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Windows
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
@@ -85,7 +85,7 @@ class NegativeShards:
         folder: Path,
         rows: Int[Tensor, " rows"],
         windows: Windows,
-        source: NegativeSource,
+        source: Noise,
         identity: Identity,
         rng: Rng,
         *,
@@ -113,8 +113,9 @@ class NegativeShards:
             return
         parts = []
         for now in some.split(self.batch):
-            x = self.windows.continuations(now)
-            parts.append(self.source.draw(now, x, self.identity.per_prefix, self.rng))
+            data = Examples(self.windows.continuations(now), now)
+            _, draws = self.source.draw(None, self.source.init(self.rng), data, self.identity.per_prefix, self.rng)
+            parts.append(draws)
             advance(len(now))
         labels = names(self.source, self.identity.per_prefix)
         _write(path, some, Draws.cat(parts, dim=0), labels, about)
@@ -126,9 +127,9 @@ class NegativeShards:
                 self.make(k, advance)
 
 
-def names(source: NegativeSource, num: int) -> list[str]:
+def names(source: Noise, num: int) -> list[str]:
     """What each of a window's ``num`` negatives is called in the store."""
-    parts: Sequence[tuple[NegativeSource, int]] = getattr(source, "parts", ())
+    parts: Sequence[tuple[Noise, int]] = getattr(source, "parts", ())
     if parts:
         return [name for part, count in parts for name in names(part, count)]
     inner: Any = source
@@ -142,7 +143,7 @@ class NegativeStore:
     def __init__(self, folder: Path, flat: Flat, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
         self.per_prefix, self.rows = identity.per_prefix, flat.windows
-        self.is_relative = not flat.is_plain
+        self.is_plain = flat.is_plain  # every draw is the base's own
         self._draws = flat.draws
         ordered = self.rows.sort()
         self._sorted, self._places = ordered.values, ordered.indices

@@ -22,7 +22,7 @@ from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.registry import ENERGIES, AnyEnergy, settings_class
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
-from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
+from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
 from freenergy.recipes.errors import Complaints
 from freenergy.recipes.experiment.plan import Experiment
@@ -118,8 +118,8 @@ _TEACHING: tuple[type, ...] = (
 )  # fmt: skip
 _SECTIONS: tuple[type, ...] = (
     Recipe, *_TEACHING, TrainedBase, NgramBase, PretrainedBase, RemoteBase, EvaluationSettings, NegativeSettings,
-    BaseNegatives, InfilledNegatives, *map(settings_class, ENERGIES), EnergyTraining, BinaryNCE, RankingNCE,
-    LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
+    BaseNegatives, InfilledNegatives, LearnedNegatives, *map(settings_class, ENERGIES), EnergyTraining, BinaryNCE,
+    RankingNCE, LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
 )  # fmt: skip
 _OF_EXPERIMENTS: tuple[type, ...] = (
     Experiment, *_TEACHING, Teaching, Base, Continued, Row, Study, LanguageSubject, TranslationSubject, ImageSubject,

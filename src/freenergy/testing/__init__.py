@@ -10,7 +10,17 @@ known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny t
 from freenergy.testing.energies import check_energy
 from freenergy.testing.enumerating import EnumeratingRng, branches, law
 from freenergy.testing.language_models import check_language_model
+from freenergy.testing.noise import check_noise
 from freenergy.testing.objectives import check_objective
 from freenergy.testing.worlds import World
 
-__all__ = ["EnumeratingRng", "World", "branches", "check_energy", "check_language_model", "check_objective", "law"]
+__all__ = [
+    "EnumeratingRng",
+    "World",
+    "branches",
+    "check_energy",
+    "check_language_model",
+    "check_noise",
+    "check_objective",
+    "law",
+]

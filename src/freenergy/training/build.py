@@ -13,6 +13,7 @@ from freenergy.energies.settings import BuildInputs, EnergySettings, MaskedTrunk
 from freenergy.training.contrastive_batches import Contrast, StoredContrast
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.feature_cache import PrefetchFn, no_prefetch
+from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Material:
     validation: StoredContrast
     features: Path  # the folder where features of linear energies are kept
     ahead: PrefetchFn = no_prefetch  # may have features computed before they are asked for
+    law: NoiseLaw | None = None  # of training negatives that are not the base's own, where it is known
 
 
 def build_energy(

@@ -12,7 +12,7 @@ draws of P_LM(x_≤t | c), so the optimum of every cut is the log-ratio of margi
 and where the whole energy is at its optimum too, e^{−E(x_≤t)} is proportional to E_{P_LM}[e^{−E(x)} | x_≤t].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import NegativeSource, Scores
+from freenergy.core.roles import Examples, Noise, NoiseState, Scores
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Windows
 from freenergy.noise.store import NegativeStore
@@ -35,8 +35,12 @@ class Contrast(Protocol):
         """How many windows."""
         ...
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> "Batch":
-        """The windows at these places, the datum first and ``num`` negatives after it."""
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> "Batch":
+        """The windows at these places, the datum first and ``num`` negatives after it; ``state`` is the noise's."""
+        ...
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns the state of the noise before the first batch."""
         ...
 
 
@@ -51,7 +55,9 @@ class Batch:
     x: Continuations
     index: Int[Tensor, " batch"]
     columns: Int[Tensor, "batch candidates"] | None = None  # None where the negatives are fresh
-    log_base: Float[Tensor, "batch num"] | None = None  # log P_LM of the whole negatives, where they are whole
+    log_base: Float[Tensor, "batch num"] | None = None  # log P_LM of the negatives, where they are whole
+    log_noise: Float[Tensor, "batch num"] | None = None  # with which they were drawn, likewise
+    state: NoiseState = field(default_factory=dict)  # of the noise after this batch
 
 
 def scores_of(
@@ -91,7 +97,11 @@ class StoredContrast:
     def __len__(self) -> int:
         return len(self.store)
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns no state: everything is drawn."""
+        return {}
+
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> Batch:
         """A random choice of each window's negatives, without replacement."""
         K = self.store.per_prefix
         if num > K:
@@ -106,7 +116,8 @@ class StoredContrast:
         chosen = torch.cat([torch.zeros(len(index), 1, dtype=torch.long), order], dim=1)
         rows = torch.arange(len(index)).unsqueeze(1)
         picked = Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
-        return Batch(picked, index, chosen, draws.log_base.gather(1, order - 1))
+        log_base, log_noise = (each.gather(1, order - 1) for each in (draws.log_base, draws.log_proposal))
+        return Batch(picked, index, chosen, log_base, log_noise)
 
     def all(self, index: Int[Tensor, " batch"]) -> Continuations:
         """The windows at these places with all their negatives."""
@@ -118,16 +129,20 @@ class StoredContrast:
 class FreshContrast:
     """Negatives that are drawn when they are asked for."""
 
-    def __init__(self, windows: Windows, rows: Int[Tensor, " rows"], source: NegativeSource) -> None:
-        self.windows, self.rows, self.source = windows, rows, source
+    def __init__(self, windows: Windows, rows: Int[Tensor, " rows"], noise: Noise) -> None:
+        self.windows, self.rows, self.noise = windows, rows, noise
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns the state of the noise before its first draw."""
+        return self.noise.init(rng)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng) -> Batch:
+    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> Batch:
         """New negatives, from the stream of this step."""
-        rows = self.rows[index]
-        data = self.windows.continuations(rows)
-        draws = self.source.draw(rows, data, num, rng.child("negatives"))
-        x = Continuations.cat([data, draws.x.to(data.tokens.device)], dim=1)
-        return Batch(x, index, log_base=draws.log_base.double().cpu())
+        data = Examples(self.windows.continuations(self.rows[index]), self.rows[index])
+        after, draws = self.noise.draw(None, state or {}, data, num, rng.child("negatives"))
+        x = Continuations.cat([data.x, draws.x.to(data.x.tokens.device)], dim=1)
+        log_base, log_noise = (each.double().cpu() for each in (draws.log_base, draws.log_proposal))
+        return Batch(x, index, log_base=log_base, log_noise=log_noise, state=after)

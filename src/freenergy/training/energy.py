@@ -1,16 +1,18 @@
 """Training an energy by contrast, for the training loop.
 
-    loss = objective(E(x⁺), E(x⁻)) + λ · mean E²,      E = offset + the energy that learns
+    loss = objective(scores of x⁺, of x⁻) + λ · mean E²,      log_score = log P_LM − E,   E = offset + what learns
 
-The offset is the sum of energies that are trained already and stay as they are. An energy that is fitted at several
+The offset is the sum of energies that are trained already and stay as they are. Where the noise is not the base but its
+law is known, the scores hold it (``noise_law``); a noise that learns adds its own loss, and its weights learn at a rate
+of their own. An energy that is fitted at several
 lengths sees one of them, drawn anew, in each micro-batch, and is validated on whole continuations. The held-out value
 is minus the certified gain with n = K + 1 candidates (``partition.certificate``): early stopping watches what can be
 promised.
 """
 
 import math
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -28,8 +30,9 @@ from freenergy.training.contrastive_batches import Batch, Contrast, StoredContra
 from freenergy.training.epoch_order import Shuffled
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import Step
-from freenergy.training.settings import EnergyTraining
-from freenergy.training.task import Validation
+from freenergy.training.noise_law import NoiseLaw
+from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.task import Validation, parameter_groups
 
 _MOST_NATS = 700.0  # a token: e to more is no number
 _ENOUGH_PAIRS = 5_000  # seen without leaving chance, before a word is said about it
@@ -95,6 +98,7 @@ class EnergyTask:
         settings: EnergyTraining,
         rng: Rng,
         offset: Offset | None = None,
+        law: NoiseLaw | None = None,
     ) -> None:
         steps = settings.optimisation
         if len(train) < steps.batch_size:
@@ -102,7 +106,14 @@ class EnergyTask:
                 f"there are {len(train)} training windows but a batch has {steps.batch_size}: "
                 "set training.optimisation.batch_size lower, or give more text or negatives.windows"
             )
-        self.module = energy
+        self.energy, self.law = energy, law
+        learns = None if law is None else law.module
+        self.module = energy if learns is None else nn.ModuleDict({"energy": energy, "noise": learns})
+        self.noise_state = train.init(rng.child("noise"))
+        if self.noise_state and steps.accumulate > 1:
+            raise UserError(
+                "a noise with a state continues from batch to batch, so a step is one batch: set accumulate to 1"
+            )
         self.train, self.validation, self.objective, self.offset = train, validation, objective, offset
         self.settings = settings
         self.held_out = validation.all(torch.arange(len(validation)))
@@ -112,19 +123,42 @@ class EnergyTask:
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """The objective on one micro-batch."""
-        batch = self._cut(self.train.batch(self._index(step, micro), self.settings.negatives, rng), rng)
+        whole = self.train.batch(self._index(step, micro), self.settings.negatives, rng, self.noise_state)
+        batch = self._cut(whole, rng)
         known = {} if self.base is None else self.base.of(batch)
-        E = energies_of(self.module, batch.x, where=f"the batch of step {step}", known=known).double()
-        found = self.objective(*scores_of(E if self.offset is None else E + self.offset.of(batch).to(E)))
-        if not self.settings.energy_l2:
-            return found
-        return Loss(found.value + self.settings.energy_l2 * (E**2).mean(), found.metrics)
+        E = energies_of(self.energy, batch.x, where=f"the batch of step {step}", known=known).double()
+        total = E if self.offset is None else E + self.offset.of(batch).to(E)
+        found = self.objective(*scores_of(total, None if self.law is None else self.law.of(batch)))
+        value, metrics = found.value, found.metrics
+        if self.settings.energy_l2:
+            value = value + self.settings.energy_l2 * (E**2).mean()
+        if self.law is not None and self.law.module is not None:
+            own = self.law.own_loss(batch.x.candidates(slice(0, 1)))
+            value, metrics = value + own.to(value), metrics | {"noise_cross_entropy": own.item()}
+        return Loss(value, metrics, dict(whole.state))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The state of the noise."""
+        return self.noise_state
+
+    def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
+        """Take over the state of the noise after the batch of this step."""
+        for name, values in statistics.items():
+            self.noise_state[name].copy_(values[-1])
+
+    def parameter_groups(self, settings: Optimisation) -> list[dict[str, Any]]:
+        """The energy's weights, and those of a noise that learns, at its own rate."""
+        groups = parameter_groups(self.energy, settings)
+        if self.law is None or self.law.module is None:
+            return groups
+        return groups + parameter_groups(self.law.module, settings, rate=self.law.rate)
 
     def validate(self) -> Validation:
         """Certified gain, accuracies and energies on the held-out windows."""
         rows = self.settings.rows
         known = {} if self.base is None else self.base.of_held_out(self.held_out, rows)
-        E = energies_in_parts(self.module, self.held_out, rows=rows, where="validation", known=known)
+        E = energies_in_parts(self.energy, self.held_out, rows=rows, where="validation", known=known)
         return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
 
     def _cut(self, batch: Batch, rng: Rng) -> Batch:
@@ -133,7 +167,10 @@ class EnergyTask:
             return batch
         which = int(rng.child("cut").categorical(torch.zeros(len(self.cuts))))
         index, is_whole = batch.index + which * len(self.train), which == len(self.cuts) - 1
-        return Batch(cut(batch.x, self.cuts[which]), index, batch.columns, batch.log_base if is_whole else None)
+        x = cut(batch.x, self.cuts[which])
+        if not is_whole:
+            return Batch(x, index, batch.columns)
+        return replace(batch, x=x, index=index)
 
 
 def validation_of(E: Float[Tensor, "B N"], objective: Objective) -> Validation:

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, read_json, read_tensors, write_json
@@ -120,7 +120,7 @@ class _Fitting:
         held_out = [self._features(energy, "validation", whole_ones) for energy in parts.values()]
         self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
         offset = self._offset()
-        offsets = (offset.train, offset.validation) if offset else (None, None)
+        offsets = self._with_law(offset.train if offset else None), offset.validation if offset else None
         grid = self.training.l2
         scratch = self.material.features  # where there must be room for features anyway
         objective = self.training.objective
@@ -135,6 +135,14 @@ class _Fitting:
             told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
             more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
             self.keep(i, energy, told | more)
+
+    def _with_law(self, offset: Tensor | None) -> Tensor | None:
+        """The offset of the training windows and log q − log P_LM, which stands in the logit as an energy does."""
+        law, contrast = self.material.law, self.material.train
+        if law is None or not isinstance(contrast, StoredContrast):
+            return offset
+        log_ratio = law.of_all(contrast, [cache.length for cache in self.caches["train"]])
+        return log_ratio if offset is None else offset + log_ratio
 
     def meet(self) -> None:
         """All ranks have the linear parts from here on."""
@@ -152,7 +160,8 @@ class _Fitting:
         energy, training, material = self.waiting[i], self.training, self.material
         rng, folder, steps = self.rng.child("network", i), self.folder / f"training-{i}", training.optimisation
         offset = self._offset()
-        task = EnergyTask(energy, material.train, material.validation, training.objective, training, rng, offset)
+        data, law = (material.train, material.validation), material.law
+        task = EnergyTask(energy, *data, training.objective, training, rng, offset, law)
         tokens = task.held_out.lengths[:, 0].double().mean().item()
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)

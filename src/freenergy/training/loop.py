@@ -32,7 +32,7 @@ from freenergy.training.checkpoint import TrainingState, restore, restore_weight
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.distributed.wrap import Spread, spread
 from freenergy.training.settings import Optimisation
-from freenergy.training.task import Stateful, Task
+from freenergy.training.task import Grouped, Stateful, Task, parameter_groups
 
 _BEST, _RECORDS = "best.safetensors", "metrics.jsonl"
 _AGAIN = "delete its folder and train again"
@@ -73,7 +73,7 @@ def _steps(
     task: Task, together: Spread, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
 ) -> Iterator[Step]:
     """A record a step, from the last checkpoint on."""
-    optimiser = _optimiser(task.module, settings)
+    optimiser = _optimiser(task, settings)
     average = Average(task.module, settings.ema)
     path, records = folder / "checkpoint.safetensors", folder / _RECORDS
     carried = task.state if isinstance(task, Stateful) else {}
@@ -132,13 +132,9 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _optimiser(module: nn.Module, settings: Optimisation) -> torch.optim.AdamW:
-    """AdamW; vectors (norms and biases) are not decayed."""
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [w for w in weights if w.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
-    ]
+def _optimiser(task: Task, settings: Optimisation) -> torch.optim.AdamW:
+    """AdamW on the groups that the task asks for."""
+    groups = task.parameter_groups(settings) if isinstance(task, Grouped) else parameter_groups(task.module, settings)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
 
 
@@ -169,7 +165,7 @@ def _advance(
     if not math.isfinite(total + norm):
         raise _diverged(step, f"loss {total}, gradient norm {norm}")
     for group in optimiser.param_groups:
-        group["lr"] = settings.learning_rate_at(step)
+        group["lr"] = settings.learning_rate_at(step) * group["rate"]
     optimiser.step()
     spent, cpu = time.monotonic() - begun, torch.tensor(time.process_time() - worked, dtype=torch.float64)
     cpu_seconds = ranks.everyone(cpu).sum().item()

@@ -8,12 +8,13 @@ were done.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
+from freenergy.training.settings import Optimisation
 
 
 @final
@@ -55,3 +56,24 @@ class Stateful(Protocol):
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
         """Take in what the losses of a step have told, by name [micro-batches, …]."""
         ...
+
+
+@runtime_checkable
+class Grouped(Protocol):
+    """A task whose weights do not all learn at the same rate."""
+
+    def parameter_groups(self, settings: Optimisation) -> list[dict[str, Any]]:
+        """Returns the groups of AdamW, as ``parameter_groups`` makes them."""
+        ...
+
+
+def parameter_groups(module: nn.Module, settings: Optimisation, *, rate: float = 1.0) -> list[dict[str, Any]]:
+    """Returns the groups of a module's weights for AdamW; vectors (norms and biases) are not decayed.
+
+    ``rate`` multiplies the learning rate of every step.
+    """
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    return [
+        {"params": [w for w in weights if w.dim() > 1], "weight_decay": settings.weight_decay, "rate": rate},
+        {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0, "rate": rate},
+    ]

@@ -16,8 +16,8 @@ from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.noise import mapped
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mapped import list_fingerprint
-from freenergy.noise.sources import FromBase
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 
 V, P, L, K = 300, 2, 5, 4
@@ -35,7 +35,7 @@ def windows(num):
 def write(folder, num=23):
     lm = TabularLM.random(Rng(2), vocab_size=V, order=1)
     rows = Rng(3).permutation(num)
-    NegativeShards(folder, rows, windows(num), FromBase(lm, SPACE), IDENTITY, Rng(1), shard=8, batch=8).write(Silent())
+    NegativeShards(folder, rows, windows(num), FromLM(lm, SPACE), IDENTITY, Rng(1), shard=8, batch=8).write(Silent())
     return rows
 
 

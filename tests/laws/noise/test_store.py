@@ -14,8 +14,11 @@ from freenergy import Rng, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.noise.sources import FromBase, Mixed, Stored
+from freenergy.noise.from_lm import FromLM
+from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
+from freenergy.noise.stored import Stored
+from freenergy.testing.noise import draws_of
 
 V, P, L, K = 5, 4, 3, 6
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)
@@ -34,7 +37,7 @@ def windows():
 
 
 def write(folder, *, source=None, identity=IDENTITY, rows=ROWS, shard=5, batch=3, progress=None):
-    source = source or FromBase(LM, SPACE)
+    source = source or FromLM(LM, SPACE)
     NegativeShards(folder, rows, windows(), source, identity, Rng(1), shard=shard, batch=batch).write(
         progress or Silent()
     )
@@ -50,7 +53,7 @@ def test_it_gives_back_what_was_drawn(tmp_path):
     assert torch.equal(store.rows, ROWS)
     assert len(store) == 23
     data = windows().continuations(ROWS)
-    wanted = FromBase(LM, SPACE).draw(ROWS, data, K, Rng(1))
+    wanted = draws_of(FromLM(LM, SPACE), ROWS, data, K, Rng(1))
     index = torch.tensor([20, 0, 7, 7])
     draws = store.draws(index, data.contexts[index])
     assert draws.x.lists() == [wanted.x.lists()[i] for i in index]
@@ -102,9 +105,15 @@ def test_a_killed_store_goes_on_with_the_same_bytes(tmp_path, after):
         drawn = 0
         kind = "base"
 
-        def draw(self, rows, data, num, rng):
-            self.drawn += len(rows)
-            return FromBase(LM, SPACE).draw(rows, data, num, rng)
+        def init(self, rng):
+            return {}
+
+        def draw(self, model, state, data, num, rng):
+            self.drawn += len(data.rows)
+            return FromLM(LM, SPACE).draw(model, state, data, num, rng)
+
+        def log_noise(self, x):
+            return None
 
     source = Counting()
     assert bytes_of(write(tmp_path / "cut", source=source)) == whole
@@ -120,7 +129,7 @@ def test_progress_counts_windows(tmp_path):
 
 
 def test_columns_and_metadata(tmp_path):
-    mixed = Mixed([(FromBase(LM, SPACE), 4), (FromBase(LM, SPACE, Truncation(top_k=2)), 2)])
+    mixed = Mixture([(FromLM(LM, SPACE), 4), (FromLM(LM, SPACE, Truncation(top_k=2)), 2)])
     table = pq.read_table(write(tmp_path, source=mixed) / "shard-00004.parquet")
     assert table.column("window").to_pylist() == ROWS[20:].repeat_interleave(K).tolist()
     assert table.column("candidate").to_pylist() == list(range(K)) * 3
@@ -128,8 +137,8 @@ def test_columns_and_metadata(tmp_path):
     about = json.loads(table.schema.metadata[b"freenergy"])
     assert about["identity"]["lm"] == "model-1"
     assert about["identity"]["space"] == {"vocab_size": V, "length": L, "eos": 0}
-    assert NegativeStore.open(tmp_path, IDENTITY).is_relative
-    assert not NegativeStore.open(write(tmp_path / "plain"), IDENTITY).is_relative
+    assert not NegativeStore.open(tmp_path, IDENTITY).is_plain
+    assert NegativeStore.open(write(tmp_path / "plain"), IDENTITY).is_plain
 
 
 @pytest.mark.parametrize(
@@ -208,13 +217,12 @@ def test_stored_is_a_source(tmp_path):
     source = Stored(NegativeStore.open(write(tmp_path), IDENTITY))
     rows = ROWS[torch.tensor([9, 2])]
     data = windows().continuations(rows)
-    fresh = FromBase(LM, SPACE).draw(rows, data, K, Rng(1))
-    stored = source.draw(rows, data, 4, Rng(99))
+    fresh = draws_of(FromLM(LM, SPACE), rows, data, K, Rng(1))
+    stored = draws_of(source, rows, data, 4, Rng(99))
     assert stored.x.lists() == [row[:4] for row in fresh.x.lists()]
     assert torch.equal(stored.log_base, fresh.log_base[:, :4])
-    assert not source.is_relative
     with pytest.raises(UserError, match="holds 6"):
-        source.draw(rows, data, K + 1, Rng(1))
+        draws_of(source, rows, data, K + 1, Rng(1))
     absent = torch.tensor([row for row in range(40) if row not in ROWS.tolist()][:1])
     with pytest.raises(UserError, match=f"window {absent.item()}"):
-        source.draw(absent, windows().continuations(absent), 1, Rng(1))
+        draws_of(source, absent, windows().continuations(absent), 1, Rng(1))

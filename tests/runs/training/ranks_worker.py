@@ -26,7 +26,7 @@ from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.lm.networks.blocks import BlockData
 from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.presets import Preset, build
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.objectives.earm import EARM
 from freenergy.training.autoregressive import AutoregressiveTask
@@ -74,7 +74,7 @@ def bit(folder):
     for split, rows in (("train", torch.arange(60)), ("validation", torch.arange(60, 80))):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=space)
-        NegativeShards(folder / split, rows, windows, FromBase(lm, space), identity, Rng(5)).write(Silent())
+        NegativeShards(folder / split, rows, windows, FromLM(lm, space), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder / split, identity)))
     energy = Bit.from_base(BitEnergy(dropout=0.1), HuggingFaceLM(network(0.0), eos=0))
     settings = EnergyTraining(negatives=2, optimisation=CALM)

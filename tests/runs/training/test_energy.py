@@ -15,7 +15,7 @@ from freenergy.corpus.windows import places_of
 from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.product import Product
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
 from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
@@ -57,7 +57,7 @@ def world(tmp_path_factory):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)
         folder = tmp_path_factory.mktemp(split)
-        NegativeShards(folder, rows, windows, FromBase(lm, SPACE), identity, Rng(5)).write(Silent())
+        NegativeShards(folder, rows, windows, FromLM(lm, SPACE), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder, identity)))
     return lm, truth, windows, *stored
 
@@ -90,7 +90,7 @@ def test_stored_contrast_is_datum_first_and_a_choice_of_its_negatives(world):
 
 def test_fresh_contrast_draws_anew(world):
     lm, _, windows, *_ = world
-    fresh = FreshContrast(windows, torch.arange(100), FromBase(lm, SPACE))
+    fresh = FreshContrast(windows, torch.arange(100), FromLM(lm, SPACE))
     index = torch.arange(10)
     first, again, other = (fresh.batch(index, K, Rng(0).child("step", s)).x for s in (1, 1, 2))
     assert torch.equal(first.tokens, again.tokens)
@@ -247,6 +247,6 @@ def test_an_offset_does_not_find_the_datum_in_its_own_text(world, tmp_path):
     assert (own - energy(x)[:, :1]).abs().max() > 1e-3
     table = FeatureCache(tmp_path, train, leave_self_out=True).all_energies(Product([energy]), rows=64)
     stored = Offset(Product([energy]), table, table).of(train.batch(index, K, Rng(0)))
-    fresh = FreshContrast(windows, torch.arange(100), FromBase(lm, SPACE)).batch(index, K, Rng(0))
+    fresh = FreshContrast(windows, torch.arange(100), FromLM(lm, SPACE)).batch(index, K, Rng(0))
     for found in (stored, Offset(Product([energy]), None, table).of(fresh)):
         torch.testing.assert_close(found[:, :1], own.detach(), atol=1e-4, rtol=0)

@@ -15,7 +15,7 @@ from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
 from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm.presets import build
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
 from freenergy.training.energy import EnergyTask
@@ -48,7 +48,7 @@ def world(tmp_path_factory):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)
         folder = tmp_path_factory.mktemp(split)
-        NegativeShards(folder, rows, windows, FromBase(lm, SPACE), identity, Rng(5)).write(Silent())
+        NegativeShards(folder, rows, windows, FromLM(lm, SPACE), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder, identity)))
     return lm, windows, *stored
 
@@ -75,7 +75,7 @@ def gradients(task, step):
 def test_known_numbers_of_the_base_give_the_loss_and_gradients_of_reading_it(world, fresh):
     lm, windows, train, validation = world
     if fresh:
-        train = FreshContrast(windows, torch.arange(16), FromBase(lm, SPACE))
+        train = FreshContrast(windows, torch.arange(16), FromLM(lm, SPACE))
     told, reading = (task_of(lm, train, validation)[0] for _ in range(2))
     reading.base = None
     for step in (1, 2, 5):  # the fifth begins the second epoch

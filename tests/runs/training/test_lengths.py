@@ -20,7 +20,7 @@ from freenergy.corpus.windows import places_of
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.load import make_recipe
 from freenergy.recipes.stages.energy import STAGE
@@ -213,7 +213,7 @@ def world(tmp_path_factory):
         marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
         identity = Identity(**marks, split=split, per_prefix=K, space=SPACE)
         folder = tmp_path_factory.mktemp(split)
-        NegativeShards(folder, rows, windows, FromBase(LM, SPACE), identity, Rng(5)).write(Silent())
+        NegativeShards(folder, rows, windows, FromLM(LM, SPACE), identity, Rng(5)).write(Silent())
         stored.append(StoredContrast(windows, NegativeStore.open(folder, identity)))
     return windows, *stored
 

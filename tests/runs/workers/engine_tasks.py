@@ -11,7 +11,7 @@ from freenergy import Rng, SequenceSpace, TabularLM, UserError
 from freenergy.core.files import file_hash
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards
 
 V, P, L, K = 5, 4, 3, 6
@@ -54,7 +54,7 @@ def shards(folder, rng):
     identity = Identity(
         lm="m", tokenizer="t", corpus="c", split="train", seed=1, per_prefix=K, sources="base", space=SPACE
     )
-    source = FromBase(TabularLM.random(Rng(2), vocab_size=V, order=2), SPACE)
+    source = FromLM(TabularLM.random(Rng(2), vocab_size=V, order=2), SPACE)
     return NegativeShards(folder, Rng(3).permutation(40), Windows(stream, places, P, L), source, identity, rng, shard=5)
 
 

@@ -45,7 +45,7 @@ from freenergy.evaluation.scores import score_windows, window_log_probs
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.settings import NgramBase, RemoteBase
-from freenergy.noise.sources import FromBase
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
 from freenergy.recipes.open_run import load
@@ -195,7 +195,7 @@ class _Measuring:
     def _of_policy(self, draws: int, mark: str) -> PolicyScores:
         """New draws of the policy for the same windows."""
         identity, folder = replace(self.store.identity, lm=mark, per_prefix=draws), self.folder / "draws"
-        source, rng = FromBase(self.policy, self.corpus.space), self.rng.child("draws")
+        source, rng = FromLM(self.policy, self.corpus.space), self.rng.child("draws")
         rows = self.store.rows
         shards = NegativeShards(folder, rows, self.windows, source, identity, rng, shard=_WINDOWS, batch=1)
         shards.write(self.progress)

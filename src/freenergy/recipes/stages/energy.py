@@ -11,6 +11,7 @@ from torch import nn
 from freenergy.core.files import write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import is_worth_parallelising, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
@@ -18,8 +19,9 @@ from freenergy.energies.load import load_energy
 from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import open_base
 from freenergy.models.residual import Residual
+from freenergy.noise.settings import NegativeSettings
 from freenergy.noise.store import NegativeStore
-from freenergy.recipes.stages.negatives import chosen_windows, make_source, stored_identity, stored_splits
+from freenergy.recipes.stages.negatives import chosen_windows, make_noise, stored_identity, stored_splits
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Run, Stage
 from freenergy.text.model_card import model_card
@@ -28,6 +30,7 @@ from freenergy.training.distributed.ranks import Ranks
 if TYPE_CHECKING:
     from freenergy.training.contrastive_batches import StoredContrast
     from freenergy.training.feature_cache import FeatureCache
+    from freenergy.training.noise_law import NoiseLaw
 
 MODEL = "model"
 
@@ -65,18 +68,30 @@ def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) 
     corpus = Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
     stored = {split: _stored(run, corpus, split) for split in stored_splits(run)}
+    law = _law(run.recipe.negatives, lm, corpus)
     train = stored.get("train") or FreshContrast(
-        corpus.windows("train"), chosen_windows(run, corpus, "train"), make_source(run.recipe.negatives, lm, corpus)
+        corpus.windows("train"),
+        chosen_windows(run, corpus, "train"),
+        make_noise(run.recipe.negatives, lm, corpus) if law is None else law.noise,
     )
-    material = Material(lm, corpus, train, stored["validation"], run.features, partial(_features_ahead, run))
+    material = Material(lm, corpus, train, stored["validation"], run.features, partial(_features_ahead, run), law)
     rng = Rng(run.recipe.seed).child("energy")
     energy, summary = train_energy(settings, run.recipe.training, material, folder, rng, progress)
     if not Ranks.found().is_first:
         return {}
     energy.save_pretrained(folder / MODEL)
-    summary = {"kind": settings.kind, "negatives_relative": run.recipe.negatives.is_relative, **summary}
+    summary = {"kind": settings.kind, "negatives_relative": law is None and not run.recipe.negatives.is_base, **summary}
     write_text(folder / MODEL / "README.md", model_card(Residual(lm, energy), {"recipe": run.recipe.name, **summary}))
     return summary
+
+
+def _law(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> "NoiseLaw | None":
+    """The law of the training negatives, where it is not the base's own but known; a server does not give it."""
+    from freenergy.training.noise_law import NoiseLaw
+
+    if settings.is_base or settings.is_relative or type(lm).__name__ == "RemoteLM":
+        return None
+    return NoiseLaw(make_noise(settings, lm, corpus), lm)
 
 
 def _stored(run: Run, corpus: Corpus, split: str) -> "StoredContrast":

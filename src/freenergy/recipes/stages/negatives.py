@@ -11,12 +11,13 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, LanguageModel, NegativeSource, Truncation
+from freenergy.core.roles import ANCESTRAL, LanguageModel, Noise, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.lm.load import RECORD, open_base
-from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings
-from freenergy.noise.sources import FromBase, Mixed
+from freenergy.noise.from_lm import FromLM
+from freenergy.noise.mixture import Mixture
+from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.noise.store import Identity, NegativeShards
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Run, Stage
@@ -24,7 +25,7 @@ from freenergy.runs.run import Plan, Run, Stage
 BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
 _ROWS = 256  # continuations drawn at once
 
-Sources = tuple[BaseNegatives | InfilledNegatives, ...]
+Sources = tuple[BaseNegatives | InfilledNegatives | LearnedNegatives, ...]
 
 
 def _plan(run: Run, progress: Progress) -> Plan:
@@ -48,8 +49,8 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
     if settings.is_relative:
         progress.say(
-            "some negatives are not the base's own (truncated, tempered or infilled): the energy's optimum is then "
-            "relative to that law, and its gain over the base is measured but not what training aims at"
+            "the law of the negatives is unknown (infilled) or zero on some text (truncated): the energy's optimum is "
+            "then relative to that law, and its gain over the base is measured but is not what training optimises"
         )
     for split in stored_splits(run):
         shards = _shards(Opened(run, corpus, lm), split)
@@ -68,7 +69,7 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
         run.stage("negatives") / split,
         chosen_windows(run, corpus, split),
         corpus.windows(split),
-        make_source(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
+        make_noise(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
         identity,
         Rng(run.recipe.seed).child("negatives", split),
         shard=settings.shard,
@@ -116,22 +117,24 @@ def chosen_windows(run: Run, corpus: Corpus, split: str) -> torch.Tensor:
     return order[: wanted or available]
 
 
-def make_source(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
-    """The mixture of sources that the settings describe."""
+def make_noise(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> Noise:
+    """Returns the noise that the settings describe."""
     parts = [_part(source, lm, corpus) for source in settings.sources]
-    return parts[0] if len(parts) == 1 else Mixed(list(zip(parts, settings.counts, strict=True)))
+    return parts[0] if len(parts) == 1 else Mixture(list(zip(parts, settings.counts, strict=True)))
 
 
-def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromBase:
+def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromLM:
     """Draws of the base; a server draws by a seed a request, networks and tables many windows at once."""
-    return FromBase(lm, corpus.space, truncation, together=type(lm).__name__ != "RemoteLM")
+    return FromLM(lm, corpus.space, truncation, together=type(lm).__name__ != "RemoteLM")
 
 
-def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus: Corpus) -> NegativeSource:
+def _part(settings: BaseNegatives | InfilledNegatives | LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> Noise:
     if isinstance(settings, BaseNegatives):
         return from_base(lm, corpus, settings.truncation)
+    if isinstance(settings, LearnedNegatives):
+        return _learned(settings, lm, corpus)
     from freenergy.lm.checkpoints import load_checkpoint
-    from freenergy.noise.infilling import Infilling
+    from freenergy.noise.infill import Infilling
 
     model, _ = load_checkpoint(Path(settings.model))
     if model.config.vocab_size != lm.vocab_size + 1:
@@ -140,6 +143,23 @@ def _part(settings: BaseNegatives | InfilledNegatives, lm: LanguageModel, corpus
             'the trunk that a bit with start = "scratch" has left in its run (energy/trunk-0/model)'
         )
     return Infilling(model, mask_token=lm.vocab_size, share=settings.mask_share, lm=lm)
+
+
+def _learned(settings: LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> Noise:
+    """A copy of the base's network, without dropout: what is drawn must have the law that is scored."""
+    from freenergy.energies.saving import copied
+    from freenergy.lm.huggingface import HuggingFaceLM
+    from freenergy.lm.presets import set_dropout
+    from freenergy.noise.learned import Learned
+
+    if not isinstance(lm, HuggingFaceLM):
+        raise UserError(
+            f"a learned noise starts as a copy of the base's network, but the base is {type(lm).__name__}: take a base "
+            "that is a transformer, or other negatives"
+        )
+    policy = HuggingFaceLM(copied(lm.model), eos=lm.eos)
+    set_dropout(policy.model, 0.0)
+    return Learned(policy, policy.model, lm, corpus.space, rate=settings.rate)
 
 
 STAGE = Stage("negatives", _plan, after=("base",))

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
-from freenergy.core.roles import Draws, LanguageModel, normalised
+from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState, normalised
 from freenergy.core.sequences import Continuations
 from freenergy.lm.shared_prefix import seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
@@ -33,21 +33,29 @@ class Infilling:
     """
 
     kind = "infilling"
-    is_relative = True
 
     def __init__(self, model: PreTrainedModel, *, mask_token: int, share: float, lm: LanguageModel) -> None:
         if not 0 < share <= 1:
             raise UserError(f"share is {share}: set it above 0 and at most 1")
         self.model, self.mask_token, self.share, self.lm = model.eval(), mask_token, share, lm
 
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns no state: draws are independent."""
+        return {}
+
     @torch.no_grad()
-    def draw(self, rows: Int[Tensor, " batch"], data: Continuations, num: int, rng: Rng) -> Draws:
-        """``num`` negatives for each window; each depends on the seed and the window's number alone."""
-        data = data.to(self.model.device)
-        parts = [self._of_window(data[b : b + 1], num, rng.shift(contexts=row)) for b, row in enumerate(rows.tolist())]
+    def draw(
+        self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
+    ) -> tuple[NoiseState, Draws]:
+        """Draws ``num`` negatives for each window; each depends on the seed and the window's number alone."""
+        true, rows = data.x.to(self.model.device), data.rows.tolist()
+        parts = [self._of_window(true[b : b + 1], num, rng.shift(contexts=row)) for b, row in enumerate(rows)]
         x = Continuations.cat([part for part, _ in parts], dim=0)
-        x = Continuations(data.contexts, x.tokens, x.lengths)
-        return Draws(x, self.lm.log_prob(x), torch.cat([log_proposal for _, log_proposal in parts]))
+        x = Continuations(true.contexts, x.tokens, x.lengths)
+        return state, Draws(x, self.lm.log_prob(x), torch.cat([log_proposal for _, log_proposal in parts]))
+
+    def log_noise(self, x: Continuations) -> None:
+        """Returns None: the law given the context alone is a sum over data that nobody can write down."""
 
     def _of_window(self, datum: Continuations, num: int, rng: Rng) -> tuple[Continuations, Float[Tensor, "1 N"]]:
         """Each candidate draws 2 L numbers: a coin and a token for every place."""

@@ -7,10 +7,10 @@ import torch
 import transformers
 
 from freenergy import Continuations, Rng, TabularLM, UserError
-from freenergy.core.roles import NegativeSource
 from freenergy.lm.presets import build
-from freenergy.noise.infilling import Infilling
+from freenergy.noise.infill import Infilling
 from freenergy.testing import law
+from freenergy.testing.noise import draws_of
 
 V, EOS, MASK = 4, 0, 4
 
@@ -57,7 +57,9 @@ def exact_law(infilling, context, x):
 @pytest.mark.parametrize(("context", "x"), [([1, 2], [3, 1]), ([], [2, 3, EOS]), ([3], [1, EOS])])
 def test_its_law_is_exact(context, x):
     infilling, data = source(), Continuations.from_lists([context], [[x]])
-    found = law(lambda rng: infilling.draw(torch.tensor([0]), data, 1, rng), lambda draws: tuple(draws.x.lists()[0][0]))
+    found = law(
+        lambda rng: draws_of(infilling, torch.tensor([0]), data, 1, rng), lambda draws: tuple(draws.x.lists()[0][0])
+    )
     wanted = exact_law(infilling, context or [EOS], x)
     assert set(found) == set(wanted)
     assert abs(sum(found.values()) - 1) < 1e-9
@@ -70,8 +72,7 @@ def test_log_base_and_log_proposal():
     """With a share of 1 every place is masked, so log_proposal is the log-probability of the whole."""
     infilling, x = source(share=1.0), [3, 1, 2, EOS]
     data = Continuations.from_lists([[1, 2]], [[x]])
-    draws = infilling.draw(torch.tensor([5]), data, 6, Rng(0))
-    assert isinstance(infilling, NegativeSource)
+    draws = draws_of(infilling, torch.tensor([5]), data, 6, Rng(0))
     assert torch.equal(draws.log_base, infilling.lm.log_prob(draws.x))
     log_q = log_fill(infilling, [1, 2], [MASK, MASK, MASK, EOS])
     for n, filled in enumerate(draws.x.lists()[0]):
@@ -85,7 +86,7 @@ def test_log_base_and_log_proposal():
 def test_what_is_not_masked_costs_nothing():
     infilling = source(share=1e-9)
     data = Continuations.from_lists([[1, 2]], [[[3, 1, 2]]])
-    draws = infilling.draw(torch.tensor([0]), data, 4, Rng(0))
+    draws = draws_of(infilling, torch.tensor([0]), data, 4, Rng(0))
     assert draws.x.lists() == [[[3, 1, 2]] * 4]
     assert torch.equal(draws.log_proposal, torch.zeros(1, 4, dtype=torch.float64))
 
@@ -93,10 +94,10 @@ def test_what_is_not_masked_costs_nothing():
 def test_negatives_depend_on_the_window_alone():
     infilling = source()
     contexts, data = [[1, 2], [3], []], [[[3, 1, 2]], [[2, EOS]], [[1, 1, 1]]]
-    whole = infilling.draw(torch.tensor([7, 2, 9]), Continuations.from_lists(contexts, data), 5, Rng(3))
+    whole = draws_of(infilling, torch.tensor([7, 2, 9]), Continuations.from_lists(contexts, data), 5, Rng(3))
     for b, row in enumerate([7, 2, 9]):
         one = Continuations.from_lists(contexts[b : b + 1], data[b : b + 1])
-        alone = infilling.draw(torch.tensor([row]), one, 5, Rng(3))
+        alone = draws_of(infilling, torch.tensor([row]), one, 5, Rng(3))
         assert alone.x.lists()[0] == whole.x.lists()[b]
         torch.testing.assert_close(alone.log_proposal[0], whole.log_proposal[b], atol=1e-5, rtol=0)
     assert whole.x.contexts.lists() == contexts
@@ -104,9 +105,9 @@ def test_negatives_depend_on_the_window_alone():
 
 def test_the_size_of_chunks_changes_nothing(monkeypatch):
     infilling, data = source(), Continuations.from_lists([[1, 2]], [[[3, 1, 2]]])
-    whole = infilling.draw(torch.tensor([0]), data, 7, Rng(3))
-    monkeypatch.setattr("freenergy.noise.infilling._LOGITS", 60)
-    parts = infilling.draw(torch.tensor([0]), data, 7, Rng(3))
+    whole = draws_of(infilling, torch.tensor([0]), data, 7, Rng(3))
+    monkeypatch.setattr("freenergy.noise.infill._LOGITS", 60)
+    parts = draws_of(infilling, torch.tensor([0]), data, 7, Rng(3))
     assert parts.x.lists() == whole.x.lists()
 
 
@@ -114,4 +115,4 @@ def test_refusals_are_one_sentence():
     with pytest.raises(UserError, match=r"share is 0.0: set it above 0 and at most 1"):
         source(share=0.0)
     with pytest.raises(UserError, match="do not fit the model's context of 12 tokens"):
-        source().draw(torch.tensor([0]), Continuations.from_lists([[1] * 10], [[[1, 2, 3]]]), 1, Rng(0))
+        draws_of(source(), torch.tensor([0]), Continuations.from_lists([[1] * 10], [[[1, 2, 3]]]), 1, Rng(0))

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, SequenceSpace, TabularLM, Truncation, UserError
-from freenergy.core.roles import Draws, NegativeSource
-from freenergy.noise.settings import BaseNegatives, InfilledNegatives, NegativeSettings, divide
-from freenergy.noise.sources import FromBase, Mixed
-from freenergy.testing.enumerating import law
+from freenergy.core.roles import Draws, Examples
+from freenergy.noise.from_lm import FromLM
+from freenergy.noise.mixture import Mixture
+from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings, divide
+from freenergy.testing.noise import draws_of
 
 V, L = 4, 3
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)
@@ -21,14 +22,13 @@ def data(rows):
 
 
 def draw(source, rows, num=5, seed=1):
-    return source.draw(rows, data(rows), num, Rng(seed))
+    return draws_of(source, rows, data(rows), num, Rng(seed))
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_window_draws_the_same_whatever_the_batch(together):
-    source = FromBase(LM, SPACE, together=together)
-    assert isinstance(source, NegativeSource)
-    whole = draw(FromBase(LM, SPACE), ROWS)
+    source = FromLM(LM, SPACE, together=together)
+    whole = draw(FromLM(LM, SPACE), ROWS)
     order = torch.tensor([6, 0, 2, 5, 1, 3, 4])
     shuffled = draw(source, ROWS[order])
     assert torch.equal(shuffled.x.tokens, whole.x.tokens[order])
@@ -42,32 +42,16 @@ def test_a_window_draws_the_same_whatever_the_batch(together):
 
 def test_windows_and_seeds_differ():
     rows = torch.tensor([8, 24])  # the same prefix
-    draws = draw(FromBase(LM, SPACE), rows, num=8)
+    draws = draw(FromLM(LM, SPACE), rows, num=8)
     assert draws.x.contexts.lists()[0] == draws.x.contexts.lists()[1]
     assert draws.x.lists()[0] != draws.x.lists()[1]
-    assert draws.x.lists() != draw(FromBase(LM, SPACE), rows, num=8, seed=2).x.lists()
+    assert draws.x.lists() != draw(FromLM(LM, SPACE), rows, num=8, seed=2).x.lists()
 
 
 def test_small_chunks_of_the_model_change_nothing(monkeypatch):
-    whole = draw(FromBase(LM, SPACE), ROWS)
+    whole = draw(FromLM(LM, SPACE), ROWS)
     monkeypatch.setattr("freenergy.lm.tabular._ROWS", 2)
-    assert torch.equal(draw(FromBase(LM, SPACE), ROWS).x.tokens, whole.x.tokens)
-
-
-@pytest.mark.parametrize("truncation", [Truncation(), Truncation(top_k=2, temperature=0.7)], ids=["plain", "truncated"])
-def test_the_law_is_the_one_that_is_said(truncation):
-    source = FromBase(LM, SPACE, truncation)
-    rows = torch.tensor([3])
-    draws = law(lambda rng: source.draw(rows, data(rows), 1, rng), lambda d: (tuple(d.x.lists()[0][0]), *numbers(d)))
-    assert sum(draws.values()) == pytest.approx(1)
-    for (_, log_base, log_proposal), probability in draws.items():
-        assert log_proposal == pytest.approx(torch.tensor(probability, dtype=torch.float64).log().item(), abs=1e-12)
-        assert (log_base == log_proposal) == truncation.is_identity
-    assert source.is_relative == (not truncation.is_identity)
-
-
-def numbers(draws):
-    return draws.log_base.item(), draws.log_proposal.item()
+    assert torch.equal(draw(FromLM(LM, SPACE), ROWS).x.tokens, whole.x.tokens)
 
 
 class OtherStreams:
@@ -92,37 +76,46 @@ class OtherStreams:
 
 def test_a_model_with_streams_of_its_own_draws_window_by_window():
     with pytest.raises(UserError, match="together=False"):
-        draw(FromBase(OtherStreams(), SPACE), ROWS)
-    source = FromBase(OtherStreams(), SPACE, together=False)
+        draw(FromLM(OtherStreams(), SPACE), ROWS)
+    source = FromLM(OtherStreams(), SPACE, together=False)
     assert torch.equal(draw(source, ROWS).x.tokens[2:4], draw(source, ROWS[2:4]).x.tokens)
 
 
 def test_a_mixture_stands_side_by_side():
-    plain, cold = FromBase(LM, SPACE), FromBase(LM, SPACE, Truncation(top_k=1))
-    mixed = Mixed([(plain, 3), (cold, 2)])
+    plain, cold = FromLM(LM, SPACE), FromLM(LM, SPACE, Truncation(top_k=1))
+    mixed = Mixture([(plain, 3), (cold, 2)])
     draws = draw(mixed, ROWS)
     assert draws.x.shape == (len(ROWS), 5)
     assert torch.equal(draws.log_base[:, :3], draws.log_proposal[:, :3])
     assert (draws.log_proposal[:, 3:] == 0).all()
     assert torch.equal(draws.x.tokens[:, 3], draws.x.tokens[:, 4])  # the likeliest token each time
-    assert mixed.is_relative
-    assert not Mixed([(plain, 2)]).is_relative
     with pytest.raises(UserError, match="ask for 5"):
         draw(mixed, ROWS, num=4)
 
 
 def test_parts_of_a_mixture_are_independent():
-    plain = FromBase(LM, SPACE)
-    draws = draw(Mixed([(plain, 8), (plain, 8)]), ROWS, num=16)
+    plain = FromLM(LM, SPACE)
+    draws = draw(Mixture([(plain, 8), (plain, 8)]), ROWS, num=16)
     assert not torch.equal(draws.x.tokens[:, :8], draws.x.tokens[:, 8:])
 
 
-def test_a_source_that_says_nothing_is_relative():
+def test_the_law_of_a_mixture_is_unknown_where_that_of_a_part_is():
     class Foreign:
-        def draw(self, rows, data, num, rng):
-            return FromBase(LM, SPACE).draw(rows, data, num, rng)
+        def init(self, rng):
+            return {"drawn": torch.zeros(1)}
 
-    assert Mixed([(FromBase(LM, SPACE), 1), (Foreign(), 1)]).is_relative
+        def draw(self, model, state, data, num, rng):
+            return {"drawn": state["drawn"] + 1}, FromLM(LM, SPACE).draw(model, {}, data, num, rng)[1]
+
+        def log_noise(self, x):
+            return None
+
+    mixed = Mixture([(FromLM(LM, SPACE), 1), (Foreign(), 1)])
+    assert mixed.log_noise(data(ROWS)) is None
+    state = mixed.init(Rng(0))
+    for _ in range(2):
+        state, _ = mixed.draw(None, state, Examples(data(ROWS), ROWS), 2, Rng(0))
+    assert state == {"1.drawn": 2.0}  # a part keeps its own state
 
 
 @pytest.mark.parametrize("total", range(3, 40))
@@ -142,9 +135,15 @@ def test_settings():
     )
     assert settings.counts == (6, 2)
     assert settings.is_relative
-    assert not NegativeSettings().is_relative
+    assert (NegativeSettings().is_relative, NegativeSettings().is_base) == (False, True)
     assert NegativeSettings().counts == (16,)
-    assert NegativeSettings(sources=(BaseNegatives(top_p=0.9),)).is_relative
+    assert NegativeSettings(sources=(BaseNegatives(top_p=0.9),)).is_relative  # zero on some text
+    tempered = NegativeSettings(sources=(BaseNegatives(temperature=0.9),))
+    assert (tempered.is_relative, tempered.is_base) == (False, False)  # its law is known and corrected for
+    both = NegativeSettings(sources=(BaseNegatives(top_k=2), BaseNegatives()))
+    assert (both.is_relative, both.is_base) == (False, False)  # the second covers what the first never draws
+    learned = NegativeSettings(sources=(LearnedNegatives(),), fresh=True)
+    assert (learned.is_relative, learned.is_base, learned.learns) == (False, False, True)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +156,9 @@ def test_settings():
         (lambda: NegativeSettings(shard=0), "shard"),
         (lambda: NegativeSettings(sources=()), "at least one source"),
         (lambda: NegativeSettings(per_prefix=1, sources=(BaseNegatives(), BaseNegatives())), "2 or more"),
+        (lambda: NegativeSettings(sources=(LearnedNegatives(),)), "negatives.fresh = true"),
+        (lambda: NegativeSettings(sources=(LearnedNegatives(), BaseNegatives()), fresh=True), "the only source"),
+        (lambda: LearnedNegatives(rate=-1.0), "rate"),
         (lambda: BaseNegatives(share=0.0), "share"),
         (lambda: BaseNegatives(share=float("nan")), "share"),
         (lambda: BaseNegatives(temperature=0.0), "temperature"),

@@ -1,0 +1,84 @@
+"""Noise that a language model draws.
+
+    x_1, …, x_K ~ q(· | c),      q(x | c) = Π_t truncation(P_LM(· | c, x_<t))[x_t]
+
+The negatives of a window depend on the seed and on the number of the window, never on the batch around it.
+"""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng, Rows
+from freenergy.core.roles import ANCESTRAL, Draws, Examples, LanguageModel, Model, NoiseState, Truncation
+from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.lm.token_log_probs import forced
+
+
+@final
+class FromLM:
+    """Fresh draws from a language model, by default the base itself.
+
+    ``together=False`` samples one window at a time, for models that draw somewhere else and take one seed per request.
+    """
+
+    kind = "base"
+
+    def __init__(
+        self, lm: LanguageModel, space: SequenceSpace, truncation: Truncation = ANCESTRAL, *, together: bool = True
+    ) -> None:
+        self.lm, self.space, self.truncation, self.together = lm, space, truncation, together
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns no state: draws are independent."""
+        return {}
+
+    def draw(
+        self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
+    ) -> tuple[NoiseState, Draws]:
+        """Draws ``num`` continuations of each window's prefix."""
+        numbers: list[int] = data.rows.tolist()
+        runs = [slice(0, len(numbers))] if self.together else [slice(b, b + 1) for b in range(len(numbers))]
+        parts = []
+        for run in runs:
+            stream = stream_of(rng, numbers[run])
+            parts.append(self.lm.sample(data.x.contexts[run], num, self.space, stream, self.truncation))
+        return state, Draws.cat(parts, dim=0)
+
+    def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """Returns log q(x | c); −inf where a token was dropped by the truncation."""
+        if self.truncation.is_identity:
+            return self.lm.log_prob(x)
+        return forced(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
+
+
+def stream_of(rng: Rng, numbers: list[int]) -> Rng:
+    """Returns the stream in which context b of a batch is the window ``numbers[b]``."""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return rng.shift(contexts=numbers[0])
+    return _Numbered(rng, numbers)
+
+
+class _Numbered(Rng):
+    """A stream for windows that do not follow one another."""
+
+    def __init__(self, rng: Rng, numbers: list[int]) -> None:
+        super().__init__(rng.seed, rng.path, rng.origin)
+        self._rng, self._numbers = rng, numbers
+
+    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "_Numbered":
+        return _Numbered(self._rng.shift(candidates=candidates), self._numbers[contexts:])
+
+    def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
+        parts = [self._rng.shift(contexts=number).rows(1, candidates, draws) for number in self._numbers[:contexts]]
+        return Rows(torch.cat([part._u for part in parts]))
+
+    def child(self, *keys: int | str) -> Rng:
+        # anything but rows would depend on the batch
+        raise UserError("this language model draws from streams of its own: use FromLM(…, together=False)")
+
+    def _numpy(self) -> Any:
+        return self.child()
