@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from freenergy.noise.sources import FromBase
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, PreTrainedModel
@@ -30,7 +31,6 @@ from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace
 from freenergy.core.roles import Scores
 from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
 from freenergy.lm.presets import build
-from freenergy.noise.sources import FromBase
 from freenergy.objectives import RankingNCE
 
 SYMBOLS = "$0123456789+="  # $ is the end
