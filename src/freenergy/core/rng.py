@@ -147,7 +147,7 @@ class Streams(Rng):
         if contexts > len(self.streams):
             raise UserError(f"{contexts} contexts draw from {len(self.streams)} streams: give one stream a context")
         rows = [stream.rows(1, candidates, draws) for stream in self.streams[:contexts]]
-        return Rows(torch.cat([row._u for row in rows]))
+        return rows[0].joined(rows[1:])
 
     def _numpy(self) -> np.random.Generator:
         raise UserError("a batch of streams has numbers for candidates only: draw others from a stream of one context")
@@ -164,6 +164,10 @@ class Rows:
         """One index for each candidate, from the candidate's own stream."""
         self._next += 1
         return choose(log_probs, self.uniform(self._next - 1).to(log_probs.device))
+
+    def joined(self, others: "Sequence[Rows]") -> "Rows":
+        """Return the streams of more contexts after these."""
+        return Rows(torch.cat([self._u, *(rows._u for rows in others)]))
 
     def uniform(self, draw: int) -> Float[Tensor, "B N"]:
         """The number of each candidate that its draw ``draw``, counted from 0, takes."""

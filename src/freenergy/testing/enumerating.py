@@ -7,7 +7,7 @@ option, and the branch's probability is the product of what was chosen. No stati
 The cost is one run per branch, so keep the space below about ten thousand branches.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -88,6 +88,9 @@ class _EnumeratingRows(Rows):
 
     def categorical(self, log_probs: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
         return self._rng.categorical(log_probs)
+
+    def joined(self, others: Sequence[Rows]) -> Rows:
+        return self  # one walk for all of them
 
     def numbers(self, draw: int) -> None:
         return None

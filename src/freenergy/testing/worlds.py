@@ -7,16 +7,18 @@ In float64, in plain Python where the package uses tensors: the oracle of sample
 
 import math
 from collections.abc import Mapping
-from typing import Literal, final
+from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.roles import ANCESTRAL, Energy, Target, Truncation
+from freenergy.core.scored import Law
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.lm.tabular import TabularLM
+from freenergy.models.residual import Residual
 from freenergy.testing.comparing import everything
 
 
@@ -49,6 +51,16 @@ class World:
         rows = [[self.energies[self.names.index(tuple(string))] for string in strings] for strings in x.lists()]
         return torch.tensor(rows, dtype=torch.float64)
 
+    @property
+    def model(self) -> Residual:
+        """Return P(x | c) ∝ P_LM(x | c) exp(−E(x))."""
+        return Residual(self.base, self.energy)
+
+    def target(self, energy: Energy | None = None, *contexts: list[int]) -> Target[Residual]:
+        """Return the target of samplers and estimators; after other contexts or with another energy where given."""
+        after = Sequences.from_lists(contexts) if contexts else self.context
+        return Target(Residual(self.base, energy) if energy else self.model, after, self.space)
+
     def log_partition(self) -> float:
         """Return log Z = log Σ_x P_LM(x) exp(−E(x))."""
         return float((self.log_base - self.energies).logsumexp(0))
@@ -72,19 +84,15 @@ class World:
             written.append(token)
         return chance
 
-    def weights(
-        self, target: Literal["restricted", "joint"] = "restricted", truncation: Truncation = ANCESTRAL
-    ) -> Float[Tensor, " strings"]:
+    def weights(self, law: Law = "restricted", truncation: Truncation = ANCESTRAL) -> Float[Tensor, " strings"]:
         """Return w of every string; 0 where the proposal cannot draw it."""
         q, factor = self.proposal(truncation), (-self.energies).exp()
         full = self.log_base.exp() / q.clamp(min=1e-300) * factor
-        return torch.where(q > 0, factor if target == "restricted" else full, 0.0)
+        return torch.where(q > 0, factor if law == "restricted" else full, 0.0)
 
-    def law(
-        self, target: Literal["restricted", "joint"] = "restricted", truncation: Truncation = ANCESTRAL
-    ) -> Float[Tensor, " strings"]:
+    def law(self, law: Law = "restricted", truncation: Truncation = ANCESTRAL) -> Float[Tensor, " strings"]:
         """Return P of every string."""
-        mass = self.proposal(truncation) * self.weights(target, truncation)
+        mass = self.proposal(truncation) * self.weights(law, truncation)
         return mass / mass.sum()
 
     def vector(self, law: Mapping[tuple[int, ...], float]) -> Float[Tensor, " strings"]:

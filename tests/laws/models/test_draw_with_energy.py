@@ -3,12 +3,12 @@
 import pytest
 import torch
 import transformers
-from freenergy.samplers.candidates import propose
 
 from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation, UserError
 from freenergy.energies.probe import Probe, ProbeEnergy
 from freenergy.energies.product import Product
-from freenergy.models.draw_with_energy import Split, draw_with_energy, energies_of_distinct
+from freenergy.models.draw_with_energy import Split, energies_of_distinct
+from freenergy.models.residual import Residual
 
 V = 9
 SPACE = SequenceSpace(vocab_size=V, length=5, eos=0)
@@ -80,7 +80,9 @@ NAMES = [
 def test_the_energies_are_those_of_the_text(name, truncation, base):
     energy, num_probes = energies(base)[name]
     assert len(Split.of(energy, base).probes) == num_probes
-    draws, E = draw_with_energy(base, energy, CONTEXTS, 12, SPACE, Rng(3), truncation)
+    split = Split.of(energy, base)
+    draws, E = split.draw(base, CONTEXTS, 12, SPACE, Rng(3), truncation)
+    E = E + split.rest(draws.x)
     plain = base.sample(CONTEXTS, 12, SPACE, Rng(3), truncation)
     assert torch.equal(draws.x.tokens, plain.x.tokens)
     with torch.no_grad():
@@ -97,7 +99,7 @@ def test_the_base_does_not_read_what_it_has_drawn(base, monkeypatch):
     probe = Probe(ProbeEnergy(), base)
     with torch.no_grad():
         probe.weight.copy_(Rng(1).normal(len(probe.names)))
-    found = propose(base, Product([probe, counting]), CONTEXTS, 60, SPACE, Rng(0), batch_size=25)
+    found = Residual(base, Product([probe, counting])).propose(CONTEXTS, 60, SPACE, Rng(0), batch_size=25)
     assert found.energy.shape == (2, 60)
     assert 0 < counting.read == int(found.first().sum()) < 120  # equal strings once
 
@@ -122,4 +124,4 @@ def test_a_broken_probe_is_one_sentence(base):
     with torch.no_grad():
         probe.bias.fill_(torch.nan)
     with pytest.raises(UserError, match="the energy Probe returned nan for continuation 0 of context 0"):
-        draw_with_energy(base, probe, CONTEXTS, 3, SPACE, Rng(0))
+        Residual(base, probe).propose(CONTEXTS, 3, SPACE, Rng(0))

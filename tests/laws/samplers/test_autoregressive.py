@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
-from freenergy.core.roles import Truncation
+from freenergy.core.roles import Target, Truncation
+from freenergy.models.residual import Residual
 from freenergy.samplers.autoregressive import Autoregressive, step_distance
 from freenergy.samplers.sampled import Sampler
 from freenergy.testing.enumerating import law
@@ -16,7 +17,7 @@ from freenergy.testing.enumerating import law
 V = 3
 BASE = TabularLM.random(Rng(1), vocab_size=V, order=1)
 CONTEXT = Sequences.from_lists([[2]])
-both_targets = pytest.mark.parametrize("target", ["restricted", "joint"])
+both_laws = pytest.mark.parametrize("law_", ["restricted", "model"])
 small_cases = pytest.mark.parametrize(("length", "completions"), [(2, 1), (2, 2)], ids=str)
 both_spaces = pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
 
@@ -38,8 +39,8 @@ ENERGY = Lookup()
 class World:
     """Plain sums over strings: the proposal, its endings, the target, and the law of the sampler."""
 
-    def __init__(self, space, top_k, target):
-        self.space, self.top_k, self.target = space, top_k, target
+    def __init__(self, space, top_k, law_):
+        self.space, self.top_k, self.law = space, top_k, law_
 
     def steps(self, head):
         """(q, P_LM) of every token that the proposal can draw after the head."""
@@ -63,7 +64,7 @@ class World:
 
     def weight(self, x, q, p):
         E = ENERGY(Continuations.from_lists(CONTEXT.lists(), [[x]])).item()
-        return math.exp(-E) * (p / q if self.target == "joint" else 1.0)
+        return math.exp(-E) * (p / q if self.law == "model" else 1.0)
 
     def weights_after(self, head, v):
         """The law of w over endings of head + v: pairs (probability, w); the token's own P_LM/q is in w."""
@@ -120,19 +121,23 @@ def distance(p, q):
     return sum(abs(p.get(x, 0.0) - q.get(x, 0.0)) for x in {*p, *q}) / 2
 
 
+def target(space, energy=ENERGY, contexts=CONTEXT):
+    return Target(Residual(BASE, energy), contexts, space)
+
+
 def emitted(sampler, space):
     """The law of one text, over every branch of the sampler."""
-    return law(lambda rng: sampler(BASE, ENERGY, CONTEXT, space, rng), lambda sampled: tuple(sampled.x.lists()[0][0]))
+    return law(lambda rng: sampler(target(space), 1, rng), lambda sampled: tuple(sampled.x.lists()[0][0]))
 
 
-@both_targets
+@both_laws
 @both_spaces
 @small_cases
 @pytest.mark.slow
-def test_the_law_is_the_product_of_mean_ratios(target, eos, length, completions):
+def test_the_law_is_the_product_of_mean_ratios(law_, eos, length, completions):
     space = SequenceSpace(vocab_size=V, length=length, eos=eos)
-    found = emitted(Autoregressive(top_k=2, completions=completions, target=target), space)
-    world = World(space, 2, target)
+    found = emitted(Autoregressive(top_k=2, completions=completions, law=law_), space)
+    world = World(space, 2, law_)
     wanted = world.emitted(completions)
     assert set(found) == set(wanted)
     assert found == pytest.approx(wanted, abs=1e-12)
@@ -152,8 +157,8 @@ def test_the_law_of_three_tokens():
 @both_spaces
 def test_the_two_targets_are_different(eos):
     space = SequenceSpace(vocab_size=V, length=2, eos=eos)
-    assert distance(World(space, 2, "joint").exact(), World(space, 2, "restricted").exact()) > 0.01
-    assert distance(World(space, V, "joint").exact(), World(space, V, "restricted").exact()) < 1e-12
+    assert distance(World(space, 2, "model").exact(), World(space, 2, "restricted").exact()) > 0.01
+    assert distance(World(space, V, "model").exact(), World(space, V, "restricted").exact()) < 1e-12
     strings = space.enumerate()
     x = Continuations(CONTEXT, strings.tokens.unsqueeze(0), strings.lengths.unsqueeze(0))
     joint = (BASE.log_prob(x) - ENERGY(x))[0].softmax(0).tolist()
@@ -161,20 +166,20 @@ def test_the_two_targets_are_different(eos):
     assert World(space, V, "restricted").exact() == pytest.approx(whole, abs=1e-12)
 
 
-@both_targets
-def test_one_token_is_exact(target):
-    space, sampler = SequenceSpace(vocab_size=V, length=1), Autoregressive(top_k=2, completions=5, target=target)
+@both_laws
+def test_one_token_is_exact(law_):
+    space, sampler = SequenceSpace(vocab_size=V, length=1), Autoregressive(top_k=2, completions=5, law=law_)
     found = emitted(sampler, space)
-    assert found == pytest.approx(World(space, 2, target).exact(), abs=1e-12)
-    sampled = sampler(BASE, ENERGY, CONTEXT, space, Rng(0))
+    assert found == pytest.approx(World(space, 2, law_).exact(), abs=1e-12)
+    sampled = sampler(target(space), 1, Rng(0))
     assert (sampled.distance, sampled.base_tokens) == (0.0, 0)
 
 
-@both_targets
+@both_laws
 @both_spaces
 @pytest.mark.slow
-def test_the_bound_is_above_the_distance_and_falls_as_one_over_m(target, eos):
-    world = World(SequenceSpace(vocab_size=V, length=2, eos=eos), 2, target)
+def test_the_bound_is_above_the_distance_and_falls_as_one_over_m(law_, eos):
+    world = World(SequenceSpace(vocab_size=V, length=2, eos=eos), 2, law_)
     for m in (1, 2, 3, 4):
         bound, exact = world.step_bound((), m)
         assert exact <= bound + 1e-12
@@ -202,11 +207,11 @@ def test_the_estimated_bound_is_that_of_the_draws():
 @pytest.mark.slow
 def test_many_completions_come_to_the_target():
     space = SequenceSpace(vocab_size=V, length=2)
-    few, many = (Autoregressive(completions=m, num=8)(BASE, ENERGY, CONTEXT, space, Rng(2)) for m in (4, 200))
+    few, many = (Autoregressive(completions=m)(target(space), 8, Rng(2)) for m in (4, 200))
     assert many.distance < few.distance / 10
     assert few.is_estimated
     assert many.is_estimated
-    one = Autoregressive(completions=1)(BASE, ENERGY, CONTEXT, space, Rng(2))
+    one = Autoregressive(completions=1)(target(space), 1, Rng(2))
     assert one.distance == 1.0  # one completion tells nothing
 
 
@@ -214,36 +219,36 @@ def test_many_completions_come_to_the_target():
 @pytest.mark.slow
 def test_the_books_are_right(eos):
     space = SequenceSpace(vocab_size=V, length=3, eos=eos)
-    sampler = Autoregressive(top_k=2, completions=3, num=5)
-    sampled = sampler(BASE, ENERGY, CONTEXT, space, Rng(7))
+    sampler = Autoregressive(top_k=2, completions=3)
+    sampled = sampler(target(space), 5, Rng(7))
     assert isinstance(sampler, Sampler)
     assert sampled.x.shape == (1, 5)
     torch.testing.assert_close(sampled.log_base, BASE.log_prob(sampled.x), atol=1e-12, rtol=0)
     torch.testing.assert_close(sampled.energy, ENERGY(sampled.x), atol=1e-12, rtol=0)
-    assert (sampled.method, sampled.target) == ("autoregressive", "restricted")
+    assert (sampled.method, sampled.law) == ("autoregressive", "restricted")
     if eos is None:
-        assert sampled.base_tokens == sampler.cost(space) == 5 * 2 * 3 * (2 + 1)
+        assert sampled.base_tokens == sampler.cost(space, 5) == 5 * 2 * 3 * (2 + 1)
     else:
-        assert 0 < sampled.base_tokens < sampler.cost(space)
+        assert 0 < sampled.base_tokens < sampler.cost(space, 5)
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     space = SequenceSpace(vocab_size=V, length=3)
     texts = [
-        Autoregressive(completions=4, num=3, batch_size=batch_size)(BASE, ENERGY, CONTEXT, space, Rng(7)).x.lists()
+        Autoregressive(completions=4, batch_size=batch_size)(target(space), 3, Rng(7)).x.lists()
         for batch_size in (128, 128, 5, 1)
     ]
     assert all(text == texts[0] for text in texts)
-    assert Autoregressive(completions=4, num=3)(BASE, ENERGY, CONTEXT, space, Rng(8)).x.lists() != texts[0]
+    assert Autoregressive(completions=4)(target(space), 3, Rng(8)).x.lists() != texts[0]
     assert len({tuple(x) for x in texts[0][0]}) > 1  # each has draws of its own
 
 
 @pytest.mark.slow
 def test_uneven_weights_are_told():
     space = SequenceSpace(vocab_size=V, length=3)
-    assert Autoregressive(completions=50)(BASE, Lookup(0.1), CONTEXT, space, Rng(1)).notes == ()
-    notes = Autoregressive(completions=2, num=9)(BASE, Lookup(20.0), CONTEXT, space, Rng(1)).notes
+    assert Autoregressive(completions=50)(target(space, Lookup(0.1)), 1, Rng(1)).notes == ()
+    notes = Autoregressive(completions=2)(target(space, Lookup(20.0)), 9, Rng(1)).notes
     assert len(notes) == 1
     assert "one completion carries most of the weight" in notes[0]
 
@@ -267,7 +272,7 @@ def test_it_says_that_it_is_dear_and_how_far_it_is():
 
     listener = Listener()
     space = SequenceSpace(vocab_size=V, length=3)
-    Autoregressive(top_k=2, completions=100, num=2)(BASE, ENERGY, CONTEXT, space, Rng(1), listener)
+    Autoregressive(top_k=2, completions=100)(target(space), 2, Rng(1), listener)
     assert listener.said == [
         "token by token takes up to 1,200 tokens of the base, as many as resampling among 200 candidates"
     ]
@@ -275,24 +280,24 @@ def test_it_says_that_it_is_dear_and_how_far_it_is():
 
 
 def test_bad_requests_are_refused():
-    for name in ("top_k", "completions", "num", "batch_size"):
+    for name in ("top_k", "completions", "batch_size"):
         with pytest.raises(UserError, match=f"{name} is 0"):
             Autoregressive(**{name: 0})
     space = SequenceSpace(vocab_size=V, length=2)
     with pytest.raises(UserError, match="one at a time"):
-        Autoregressive()(BASE, ENERGY, Sequences.from_lists([[1], [2]]), space, Rng(0))
+        Autoregressive()(target(space, contexts=Sequences.from_lists([[1], [2]])), 1, Rng(0))
 
     def forbids(x: Continuations) -> torch.Tensor:
         return torch.full(x.shape, math.inf)
 
     with pytest.raises(UserError, match="no candidate is acceptable"):
-        Autoregressive()(BASE, forbids, CONTEXT, space, Rng(0))
+        Autoregressive()(target(space, forbids), 1, Rng(0))
 
     def broken(x: Continuations) -> torch.Tensor:
         return torch.full(x.shape, math.nan)
 
     with pytest.raises(UserError, match="returned nan"):
-        Autoregressive()(BASE, broken, CONTEXT, space, Rng(0))
+        Autoregressive()(target(space, broken), 1, Rng(0))
 
 
 @pytest.mark.slow
@@ -303,16 +308,16 @@ def test_forbidden_tokens_are_not_written():
         return torch.where((x.tokens == likely).any(-1), math.inf, 0.0)
 
     space = SequenceSpace(vocab_size=V, length=2)
-    sampled = Autoregressive(completions=50, num=20)(BASE, forbids, CONTEXT, space, Rng(0))
+    sampled = Autoregressive(completions=50)(target(space, forbids), 20, Rng(0))
     assert likely not in sampled.x.tokens
     assert sampled.energy.eq(0).all()
 
 
 @pytest.mark.slow
 def test_an_empty_context_begins_a_document():
-    space, sampler = SequenceSpace(vocab_size=V, length=2), Autoregressive(completions=3, num=9)
-    empty = sampler(BASE, ENERGY, Sequences.from_lists([[]]), space, Rng(0))
-    begun = sampler(BASE, ENERGY, Sequences.from_lists([[0]]), space, Rng(0))
+    space, sampler = SequenceSpace(vocab_size=V, length=2), Autoregressive(completions=3)
+    empty = sampler(target(space, contexts=Sequences.from_lists([[]])), 9, Rng(0))
+    begun = sampler(target(space, contexts=Sequences.from_lists([[0]])), 9, Rng(0))
     assert empty.x.lists() == begun.x.lists()
     assert torch.equal(empty.log_base, begun.log_base)
     assert Truncation(top_k=10)(BASE.next_log_probs(CONTEXT)).isfinite().all()  # more than there are tokens: all

@@ -10,46 +10,41 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from freenergy import Rng, Sequences, UserError
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
-from freenergy.samplers import Sampler, metropolis, weigh
-from freenergy.samplers.metropolis import Metropolis, State, distance
-from freenergy.testing import law
+from freenergy import Rng, UserError
+from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.samplers import Sampler
+from freenergy.samplers.accept import acceptance
+from freenergy.samplers.kernels import independence
+from freenergy.samplers.kernels.independence import Independence, IndependenceState
+from freenergy.samplers.metropolis import Metropolis, distance
+from freenergy.testing import law as law_of
 
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 PROPOSALS = [
     (ANCESTRAL, "restricted"),
     (Truncation(top_k=2), "restricted"),
-    (Truncation(temperature=0.6), "joint"),
-    (Truncation(temperature=1.5, top_k=2), "joint"),
+    (Truncation(temperature=0.6), "model"),
+    (Truncation(temperature=1.5, top_k=2), "model"),
 ]
-each_proposal = pytest.mark.parametrize(("truncation", "target"), PROPOSALS, ids=str)
+each_proposal = pytest.mark.parametrize(("truncation", "law"), PROPOSALS, ids=str)
 
 
-def standing_at(world, places, truncation=ANCESTRAL, target="restricted"):
-    """A state with one chain at each of these strings."""
-    x = world.x.candidates(torch.tensor(places))
-    log_q = world.proposal(truncation).log()[places].unsqueeze(0)
-    draws = Draws(x, world.log_base[places].unsqueeze(0), log_q)
-    return State(at=weigh(world.energy, draws, truncation=truncation, target=target))
-
-
-def matrix(world, truncation=ANCESTRAL, target="restricted"):
+def matrix(world, truncation=ANCESTRAL, law="restricted"):
     """K, row by row; rows of strings that the proposal cannot draw stay empty."""
-    sampler = Metropolis(truncation=truncation, target=target)
+    kernel, target = Independence(truncation=truncation, law=law), world.target()
     K = torch.zeros(len(world.names), len(world.names), dtype=torch.float64)
     for i in world.proposal(truncation).nonzero().flatten().tolist():
-        state = standing_at(world, [i], truncation, target)
-        found = law(
-            lambda rng, state=state: sampler.step(world.base, world.energy, world.space, state, rng)[0],
-            lambda after: tuple(after.at.x.lists()[0][0]),
+        state = kernel.init(target, world.x.candidates(torch.tensor([i])))
+        found = law_of(
+            lambda rng, state=state: kernel.step(target, state, rng)[0],
+            lambda after: tuple(after.x.lists()[0][0]),
         )
         K[i] = world.vector(found)
     return K
 
 
-def by_hand(world, truncation=ANCESTRAL, target="restricted"):
-    q, w = world.proposal(truncation), world.weights(target, truncation)
+def by_hand(world, truncation=ANCESTRAL, law="restricted"):
+    q, w = world.proposal(truncation), world.weights(law, truncation)
     K = q * (w / w.unsqueeze(1)).clamp(max=1)
     K.fill_diagonal_(0)
     return K + torch.diag(1 - K.sum(1))
@@ -58,28 +53,28 @@ def by_hand(world, truncation=ANCESTRAL, target="restricted"):
 @each_proposal
 @pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
 @pytest.mark.slow
-def test_the_target_is_invariant(make_world, truncation, target, eos):
+def test_the_target_is_invariant(make_world, truncation, law, eos):
     world = make_world(eos=eos)
-    K, p, can_draw = matrix(world, truncation, target), world.law(target, truncation), world.proposal(truncation) > 0
+    K, p, can_draw = matrix(world, truncation, law), world.law(law, truncation), world.proposal(truncation) > 0
     torch.testing.assert_close(K.sum(1), can_draw.double(), atol=1e-12, rtol=0)
     torch.testing.assert_close(p @ K, p, atol=1e-12, rtol=0)
     flow = p.unsqueeze(1) * K
     torch.testing.assert_close(flow, flow.T, atol=1e-12, rtol=0)  # detailed balance
-    torch.testing.assert_close(K[can_draw], by_hand(world, truncation, target)[can_draw], atol=1e-12, rtol=0)
+    torch.testing.assert_close(K[can_draw], by_hand(world, truncation, law)[can_draw], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
     "mutant",
     [
-        lambda now, new: (now - new).clamp(max=0).exp(),  # the ratio upside down
-        lambda now, new: torch.ones_like(now),  # always accept
-        lambda now, new: (2 * (new - now)).clamp(max=0).exp(),  # weights squared
+        lambda log_ratio: acceptance(-log_ratio),  # the ratio upside down
+        torch.ones_like,  # always accept
+        lambda log_ratio: acceptance(2 * log_ratio),  # weights squared
     ],
     ids=["upside down", "always", "squared"],
 )
 @pytest.mark.slow
 def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
-    monkeypatch.setattr(metropolis, "_chance", mutant)
+    monkeypatch.setattr(independence, "acceptance", mutant)
     p = world.law()
     assert (p @ matrix(world) - p).abs().max() > 1e-2
 
@@ -88,7 +83,7 @@ def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
 def test_a_wrong_target_is_caught(world, tv):
     """The weights of one target do not leave the other invariant."""
     truncation = Truncation(temperature=0.6)
-    K, p = matrix(world, truncation, "restricted"), world.law("joint", truncation)
+    K, p = matrix(world, truncation, "restricted"), world.law("model", truncation)
     assert tv(p @ K, p) > 1e-2
 
 
@@ -99,8 +94,8 @@ def test_the_law_of_a_chain(make_world, steps, batch_size):
     """q K^t, whether steps are proposed one by one or together."""
     world = make_world(**SMALL)
     sampler = Metropolis(steps=steps, batch_size=batch_size)
-    found = law(
-        lambda rng: sampler(world.base, world.energy, world.context, world.space, rng),
+    found = law_of(
+        lambda rng: sampler(world.target(), 1, rng),
         lambda sampled: tuple(sampled.x.lists()[0][0]),
     )
     wanted = world.proposal() @ torch.linalg.matrix_power(by_hand(world), steps)
@@ -110,8 +105,8 @@ def test_the_law_of_a_chain(make_world, steps, batch_size):
 @pytest.mark.slow
 def test_chains_are_independent(make_world):
     world = make_world(**SMALL)
-    found = law(
-        lambda rng: Metropolis(steps=1, num=2)(world.base, world.energy, world.context, world.space, rng),
+    found = law_of(
+        lambda rng: Metropolis(steps=1)(world.target(), 2, rng),
         lambda sampled: tuple(tuple(x) for x in sampled.x.lists()[0]),
     )
     one = world.proposal() @ by_hand(world)
@@ -151,25 +146,21 @@ def test_a_chain_leaves_what_is_forbidden(make_world):
     assert (after - p).abs().sum() / 2 <= (1 - Z / largest) ** 5
 
 
-def arguments(world):
-    return world.base, world.energy, world.context, world.space
-
-
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.parametrize("num", [1, 4])
 @pytest.mark.slow
 def test_a_call_is_its_steps(world, num, batch_size):
     """The same bits step by step, however many are proposed at once; and what is told is of these steps."""
-    sampler = Metropolis(steps=12, num=num, batch_size=batch_size)
+    sampler = Metropolis(steps=12, batch_size=batch_size)
     assert isinstance(sampler, Sampler)
-    found, rng = sampler(*arguments(world), Rng(4)), Rng(4)
-    state = sampler.init(*arguments(world), rng)
+    target, kernel, rng = world.target(), sampler.kernel, Rng(4)
+    found = sampler(target, num, rng)
+    state = IndependenceState(kernel.propose(target, num, rng.child("start")))
     log_weight, accepted, tokens = [state.at.log_weight[0]], 0, int(state.at.x.lengths.sum())
-    for _ in range(12):
-        state, info = sampler.step(world.base, world.energy, world.space, state, rng)
+    for t in range(12):
+        state, info = kernel.step(target, state, rng.child("step", t))
         log_weight.append(info.log_weight)
-        accepted, tokens = accepted + int(info.accepted.sum()), tokens + info.base_tokens
-    assert state.time == 12
+        accepted, tokens = accepted + int(info.is_accepted.sum()), tokens + info.base_tokens
     assert torch.equal(found.x.tokens, state.at.x.tokens)
     assert torch.equal(found.energy, state.at.energy)
     assert found.acceptance == accepted / (12 * num)
@@ -182,49 +173,50 @@ def test_a_call_is_its_steps(world, num, batch_size):
 
 
 def test_chains_go_on_with_another_energy(world):
-    """Positions are kept, energies are made anew: a stale energy would leave another law invariant."""
-    sampler = Metropolis(steps=3, num=5)
-    state = sampler.init(*arguments(world), Rng(0))
-    positions = Draws(state.at.x, state.at.log_base, state.at.log_proposal)
+    """Positions are kept, energies are read again: a stale energy would leave another law invariant."""
+    kernel, target = Independence(), world.target()
+    state = IndependenceState(kernel.propose(target, 5, Rng(0)))
     world.energies.mul_(-1)
-    fresh = State(at=weigh(world.energy, positions), time=state.time)
+    fresh = kernel.init(target, state.x)
     assert torch.equal(fresh.at.energy, -state.at.energy)
-    after, info = sampler.step(world.base, world.energy, world.space, fresh, Rng(0))
+    after, info = kernel.step(target, fresh, Rng(1))
     assert after.at.x.shape == (1, 5)
     moved = (after.at.energy != fresh.at.energy)[0]
-    assert (moved <= info.accepted).all()
+    assert (moved <= info.is_accepted).all()
 
 
 @pytest.mark.slow
 def test_a_stated_bound(world):
     largest = world.weights().max().log().item()
-    stated = Metropolis(steps=50, log_bound=largest + 1)(*arguments(world), Rng(1))
-    seen = Metropolis(steps=50)(*arguments(world), Rng(1))
+    stated = Metropolis(steps=50, log_bound=largest + 1)(world.target(), 1, Rng(1))
+    seen = Metropolis(steps=50)(world.target(), 1, Rng(1))
     assert stated.distance > seen.distance
     assert torch.equal(stated.x.tokens, seen.x.tokens)
-    wrong = Metropolis(steps=50, log_bound=largest - 3)(*arguments(world), Rng(1))
+    wrong = Metropolis(steps=50, log_bound=largest - 3)(world.target(), 1, Rng(1))
     assert wrong.distance == seen.distance
-    assert "is no bound" in wrong.notes[0]
-    assert any("estimated badly" in note for note in Metropolis(steps=3)(*arguments(world), Rng(1)).notes)
+    assert "is not a bound" in wrong.notes[0]
+    assert any("estimated badly" in note for note in Metropolis(steps=3)(world.target(), 1, Rng(1)).notes)
 
 
 def test_nothing_acceptable_is_said(world):
     world.energies[:] = math.inf
     with pytest.raises(UserError, match="no candidate is acceptable: a chain met none with any weight in 7 steps"):
-        Metropolis(steps=7, num=2)(*arguments(world), Rng(0))
+        Metropolis(steps=7)(world.target(), 2, Rng(0))
     world.energies[2] = math.nan
     with pytest.raises(UserError, match="nan"):
-        Metropolis(steps=50)(*arguments(world), Rng(0))
+        Metropolis(steps=50)(world.target(), 1, Rng(0))
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"steps": 0}, {"num": 0}, {"batch_size": 0}):
+    for bad in ({"steps": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Metropolis(**bad)
     with pytest.raises(UserError, match="log_bound is inf"):
         Metropolis(log_bound=math.inf)
     with pytest.raises(UserError, match="2 contexts were given"):
-        Metropolis()(world.base, world.energy, Sequences.from_lists([[1], [2]]), world.space, Rng(0))
+        Metropolis()(world.target(None, [1], [2]), 1, Rng(0))
+    with pytest.raises(UserError, match="0 results were asked for"):
+        Metropolis()(world.target(), 0, Rng(0))
 
 
 @pytest.mark.statistical
@@ -234,10 +226,10 @@ def test_drawn_with_real_random_numbers(world, monkeypatch):
 
     Walking branches cannot see streams that are not apart. Mutant: the same coins at every step.
     """
-    sampler = Metropolis(steps=3, num=4000, batch_size=4000)
+    sampler = Metropolis(steps=3, batch_size=4000)
 
     def fits():
-        found = sampler(*arguments(world), Rng(3)).x.lists()[0]
+        found = sampler(world.target(), 4000, Rng(3)).x.lists()[0]
         counts = torch.bincount(torch.tensor([world.names.index(tuple(x)) for x in found]), minlength=7)
         wanted = world.proposal() @ torch.linalg.matrix_power(by_hand(world), 3)
         return chisquare(counts.numpy(), 4000 * wanted.numpy()).pvalue >= 1e-6

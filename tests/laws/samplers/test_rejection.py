@@ -11,9 +11,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from freenergy import Continuations, Rng, Sequences, UserError
+from freenergy import Continuations, Rng, UserError
 from freenergy.core.roles import ANCESTRAL, Truncation
-from freenergy.samplers import Candidates, Sampler, propose
+from freenergy.core.scored import Scored
+from freenergy.samplers import Sampler
 from freenergy.samplers.divergence import (
     Divergence,
     bound_for_acceptance,
@@ -27,56 +28,56 @@ from freenergy.testing import branches, law
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 PROPOSALS = [
     (ANCESTRAL, "restricted"),
-    (Truncation(top_k=2), "joint"),
+    (Truncation(top_k=2), "model"),
     (Truncation(temperature=0.6), "restricted"),
-    (Truncation(temperature=0.6), "joint"),
+    (Truncation(temperature=0.6), "model"),
 ]
 
 
-def emitted(world, sampler):
+def emitted(world, sampler, num=1):
     """The exact law of the results, and of having none."""
 
     def run(rng):
         try:
-            strings = sampler(world.base, world.energy, world.context, world.space, rng).x.lists()[0]
+            strings = sampler(world.target(), num, rng).x.lists()[0]
         except UserError:
             return "refused"
-        return tuple(strings[0]) if sampler.num == 1 else tuple(tuple(x) for x in strings)
+        return tuple(strings[0]) if num == 1 else tuple(tuple(x) for x in strings)
 
     return law(run, lambda found: found)
 
 
-def cut_law(world, bound, target="restricted", truncation=ANCESTRAL):
+def cut_law(world, bound, law="restricted", truncation=ANCESTRAL):
     """P_β and the acceptance rate, summed over all strings."""
-    mass = world.proposal(truncation) * world.weights(target, truncation).clamp(max=bound)
+    mass = world.proposal(truncation) * world.weights(law, truncation).clamp(max=bound)
     return mass / mass.sum(), mass.sum().item() / bound
 
 
-@pytest.mark.parametrize(("truncation", "target"), PROPOSALS, ids=str)
+@pytest.mark.parametrize(("truncation", "law"), PROPOSALS, ids=str)
 @pytest.mark.slow
-def test_rejection_is_exact(make_world, truncation, target):
+def test_rejection_is_exact(make_world, truncation, law):
     """One proposal: accepted strings follow P to rounding, as often as Z/β."""
     world = make_world()
-    p = world.law(target, truncation)
-    bound = 1.5 * world.weights(target, truncation).max().item()
-    sampler = Rejection(log_bound=math.log(bound), most=1, truncation=truncation, target=target)
+    p = world.law(law, truncation)
+    bound = 1.5 * world.weights(law, truncation).max().item()
+    sampler = Rejection(log_bound=math.log(bound), max_proposals=1, truncation=truncation, law=law)
     found = emitted(world, sampler)
     refused = found.pop("refused")
-    _, rate = cut_law(world, bound, target, truncation)
+    _, rate = cut_law(world, bound, law, truncation)
     assert refused == pytest.approx(1 - rate, abs=1e-12)
     torch.testing.assert_close(world.vector(found), rate * p, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize(("most", "batch_size"), [(2, 1), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("max_proposals", "batch_size"), [(2, 1), (3, 1), (3, 2), (3, 3)])
 @pytest.mark.slow
-def test_whenever_it_ends_it_is_exact(make_world, most, batch_size):
-    """P(x) · (1 − (1 − Z/β)^most): what was rejected before, and how many are made at once, leave no trace."""
+def test_whenever_it_ends_it_is_exact(make_world, max_proposals, batch_size):
+    """P(x) · (1 − (1 − Z/β)^max_proposals): what was rejected before, and how many are made at once, leave no trace."""
     world = make_world(**SMALL)
     bound = world.weights().max().item()
-    found = emitted(world, Rejection(log_bound=math.log(bound), most=most, batch_size=batch_size))
+    found = emitted(world, Rejection(log_bound=math.log(bound), max_proposals=max_proposals, batch_size=batch_size))
     refused = found.pop("refused")
     _, rate = cut_law(world, bound)
-    assert refused == pytest.approx((1 - rate) ** most, abs=1e-12)
+    assert refused == pytest.approx((1 - rate) ** max_proposals, abs=1e-12)
     torch.testing.assert_close(world.vector(found), (1 - refused) * world.law(), atol=1e-12, rtol=0)
 
 
@@ -84,7 +85,7 @@ def test_whenever_it_ends_it_is_exact(make_world, most, batch_size):
 def test_two_results_are_independent(make_world):
     world = make_world(**SMALL)
     bound = 1.2 * world.weights().max().item()
-    found = emitted(world, Rejection(log_bound=math.log(bound), num=2, most=3, batch_size=2))
+    found = emitted(world, Rejection(log_bound=math.log(bound), max_proposals=3, batch_size=2), num=2)
     p, a = world.law(), cut_law(world, bound)[1]
     enough = 3 * a**2 * (1 - a) + a**3
     for (i, x), (j, y) in itertools.product(enumerate(world.names), repeat=2):
@@ -100,17 +101,15 @@ def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
     bound = share * world.weights().max().item()
     wanted, rate = cut_law(world, bound)
     for sampler in (Rejection, QuasiRejection):
-        found = emitted(world, sampler(log_bound=math.log(bound), most=2, batch_size=1))
+        found = emitted(world, sampler(log_bound=math.log(bound), max_proposals=2, batch_size=1))
         refused = found.pop("refused")
         assert refused == pytest.approx((1 - rate) ** 2, abs=1e-12)
         torch.testing.assert_close(world.vector(found), (1 - refused) * wanted, atol=1e-12, rtol=0)
     assert tv(wanted, world.law()) > 0.02
-    found = Rejection(log_bound=math.log(bound), num=30, batch_size=50)(
-        world.base, world.energy, world.context, world.space, Rng(0)
-    )
+    found = run(world, Rejection(log_bound=math.log(bound), batch_size=50), num=30)
     assert found.is_estimated
     assert found.distance > 0.01
-    assert "is no bound" in found.notes[0]
+    assert "is not a bound" in found.notes[0]
 
 
 @pytest.mark.parametrize("wish", [{"acceptance": 0.5}, {"distance": 0.2}], ids=str)
@@ -125,7 +124,7 @@ def test_the_pilot_chooses_the_bound_and_is_not_emitted(make_world, wish):
         bound = math.exp(choose(w[[i, j]].log(), *wish.values()))
         wanted += q[i] * q[j] * q * w.clamp(max=bound) / bound
         reused[i] += q[i] * q[j] * w[i].clamp(max=bound) / bound
-    found = emitted(world, QuasiRejection(**wish, pilot=2, most=1))
+    found = emitted(world, QuasiRejection(**wish, pilot=2, max_proposals=1))
     refused = found.pop("refused")
     assert refused == pytest.approx(1 - wanted.sum().item(), abs=1e-12)
     torch.testing.assert_close(world.vector(found), wanted, atol=1e-12, rtol=0)
@@ -143,7 +142,7 @@ def candidates(log_weight):
     n = len(log_weight)
     zeros = torch.zeros(1, n, dtype=torch.float64)
     x = Continuations.from_lists([[1]], [[[i] for i in range(n)]])
-    return Candidates(x=x, log_base=zeros, log_proposal=zeros, energy=-log_weight.unsqueeze(0))
+    return Scored(x=x, log_base=zeros, log_proposal=zeros, energy=-log_weight.unsqueeze(0))
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.5, 1.0, 2.7, 6.0, 9.0, 30.0])
@@ -181,7 +180,7 @@ def test_a_larger_bound_is_nearer_and_dearer():
 def test_the_estimate_of_the_acceptance_is_unbiased(world, num):
     bound = 0.5 * world.weights().max().item()
     mean = tv = 0.0
-    for p, drawn in branches(lambda rng: propose(world.base, world.energy, world.context, num, world.space, rng)):
+    for p, drawn in branches(lambda rng: world.model.propose(world.context, num, world.space, rng)):
         found = divergence_curve(drawn, [math.log(bound)])[0]
         mean, tv = mean + p * found.acceptance, tv + p * found.total_variation
     assert mean == pytest.approx(cut_law(world, bound)[1], abs=1e-12)
@@ -228,16 +227,16 @@ def test_bounds_for_what_is_wanted():
         bound_for_acceptance(log_weight, 0.95)
 
 
-def run(world, sampler, seed=0, **arguments):
-    return sampler(world.base, world.energy, world.context, world.space, Rng(seed), **arguments)
+def run(world, sampler, num=1, seed=0, **more):
+    return sampler(world.target(), num, Rng(seed), **more)
 
 
 def test_what_is_told(make_world):
     world = make_world(spread=0.5)
     largest = world.weights().max().log().item()
-    sampler = Rejection(log_bound=largest, num=20, batch_size=16)
+    sampler = Rejection(log_bound=largest, batch_size=16)
     assert isinstance(sampler, Sampler)
-    found = run(world, sampler)
+    found = run(world, sampler, num=20)
     assert (found.distance, found.is_estimated, found.notes, found.method) == (0.0, False, (), "rejection")
     assert found.acceptance == pytest.approx(cut_law(world, math.exp(largest))[1], abs=0.2)
     places = [world.names.index(tuple(x)) for x in found.x.lists()[0]]
@@ -250,15 +249,15 @@ def test_what_is_told(make_world):
 @pytest.mark.slow
 def test_what_quasi_rejection_tells(make_world):
     world = make_world(spread=1.5)
-    wish = QuasiRejection(distance=0.1, pilot=2000, num=5)
-    found, bound = run(world, wish), wish.choose_bound(wish.draw_pilot(*arguments(world), Rng(0)))
+    wish = QuasiRejection(distance=0.1, pilot=2000)
+    found, bound = run(world, wish, num=5), wish.choose_bound(wish.draw_pilot(world.target(), Rng(0)))
     truth = cut_law(world, math.exp(bound))
     assert found.is_estimated
     assert found.distance == pytest.approx(0.1, abs=0.01)
     assert divergence_of(world, math.exp(bound)) == pytest.approx(0.1, abs=0.03)
     assert found.acceptance == pytest.approx(truth[1], abs=0.1)
     assert found.base_tokens >= 2000
-    often = run(world, QuasiRejection(acceptance=0.7, pilot=500, num=50))
+    often = run(world, QuasiRejection(acceptance=0.7, pilot=500), num=50)
     assert often.acceptance == pytest.approx(0.7, abs=0.1)
     few = run(world, QuasiRejection(log_bound=0.0, batch_size=1))
     assert any("estimated badly" in note for note in few.notes)
@@ -266,33 +265,29 @@ def test_what_quasi_rejection_tells(make_world):
     assert not any("weights not seen yet" in note for note in found.notes)
 
 
-def arguments(world):
-    return world.base, world.energy, world.context, world.space
-
-
 @pytest.mark.parametrize("sampler", [Rejection, QuasiRejection])
 def test_a_spent_budget_is_said(make_world, sampler):
     world = make_world()
     with pytest.raises(
-        UserError, match=r"0 of 3 results were accepted in 70 proposals, at a rate of \d.*e-18: raise most"
+        UserError, match=r"0 of 3 results were accepted in 70 proposals, at a rate of \d.*e-18: raise max_proposals"
     ):
-        run(world, sampler(log_bound=40.0, num=3, most=70, batch_size=32))
-    with pytest.raises(UserError, match="at a rate of 0: raise most"):
-        run(world, sampler(log_bound=4000.0, most=5))
+        run(world, sampler(log_bound=40.0, max_proposals=70, batch_size=32), num=3)
+    with pytest.raises(UserError, match="at a rate of 0: raise max_proposals"):
+        run(world, sampler(log_bound=4000.0, max_proposals=5))
     world.energies[:] = math.inf
     with pytest.raises(UserError, match="no candidate is acceptable: all 70 proposals have a weight of zero"):
-        run(world, sampler(log_bound=0.0, num=3, most=70, batch_size=32))
+        run(world, sampler(log_bound=0.0, max_proposals=70, batch_size=32), num=3)
     with pytest.raises(UserError, match="no candidate is acceptable: all 30"):
         run(world, QuasiRejection(distance=0.1, pilot=30))
 
 
 def test_forbidden_strings_are_never_accepted(world):
     world.energies[[0, 3]] = math.inf
-    found = run(world, Rejection(log_bound=world.weights().max().log().item(), num=60))
+    found = run(world, Rejection(log_bound=world.weights().max().log().item()), num=60)
     assert {tuple(x) for x in found.x.lists()[0]} == {world.names[i] for i in (1, 2, 4, 5, 6)}
     world.energies[0] = math.nan
     with pytest.raises(UserError, match="nan"):
-        run(world, Rejection(log_bound=3.0, num=60))
+        run(world, Rejection(log_bound=3.0), num=60)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
@@ -300,11 +295,11 @@ def test_forbidden_strings_are_never_accepted(world):
 def test_the_same_seed_gives_the_same_bits(world, batch_size):
     for settings in ({"log_bound": 2.0}, {"distance": 0.1, "pilot": 30}):
         sampler = Rejection if "log_bound" in settings else QuasiRejection
-        first = run(world, sampler(**settings, num=4, batch_size=20), seed=9)
-        again = run(world, sampler(**settings, num=4, batch_size=batch_size), seed=9)
+        first = run(world, sampler(**settings, batch_size=20), num=4, seed=9)
+        again = run(world, sampler(**settings, batch_size=batch_size), num=4, seed=9)
         assert torch.equal(first.x.tokens, again.x.tokens)
         assert torch.equal(first.energy, again.energy)
-    assert len({str(run(world, Rejection(log_bound=2.0, num=4), seed=seed).x.lists()) for seed in range(5)}) > 1
+    assert len({str(run(world, Rejection(log_bound=2.0), num=4, seed=seed).x.lists()) for seed in range(5)}) > 1
 
 
 def test_it_says_how_far_it_is(world):
@@ -323,12 +318,12 @@ def test_it_says_how_far_it_is(world):
             pass
 
     progress = Counting()
-    run(world, QuasiRejection(acceptance=0.5, pilot=30, num=7, batch_size=4), progress=progress)
+    run(world, QuasiRejection(acceptance=0.5, pilot=30, batch_size=4), num=7, progress=progress)
     assert progress.done == {"pilot": 30, "accepting": 7}
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"num": 0}, {"most": 0}, {"batch_size": 0}):
+    for bad in ({"max_proposals": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Rejection(log_bound=0.0, **bad)
     with pytest.raises(UserError, match="log_bound is nan"):
@@ -342,8 +337,10 @@ def test_bad_settings_are_refused(world):
     with pytest.raises(UserError, match="pilot is 0"):
         QuasiRejection(distance=0.1, pilot=0)
     with pytest.raises(UserError, match="2 contexts were given"):
-        Rejection(log_bound=0.0)(world.base, world.energy, Sequences.from_lists([[1], [2]]), world.space, Rng(0))
-    two = Candidates.cat([candidates(POPULATION)] * 2, dim=0)
+        Rejection(log_bound=0.0)(world.target(None, [1], [2]), 1, Rng(0))
+    with pytest.raises(UserError, match="0 results were asked for"):
+        run(world, Rejection(log_bound=0.0), num=0)
+    two = Scored.cat([candidates(POPULATION)] * 2, dim=0)
     with pytest.raises(UserError, match="a curve is of one context"):
         divergence_curve(two)
     with pytest.raises(UserError, match="ask for 2 or more"):
@@ -365,14 +362,14 @@ def test_drawn_with_real_random_numbers(world, monkeypatch):
     Walking branches cannot see streams that are not apart. Mutant: coins are the numbers that drew the first token.
     """
     largest = world.weights().max().item()
-    exact = Rejection(log_bound=math.log(largest), num=4000, batch_size=1000)
-    near = QuasiRejection(log_bound=math.log(0.4 * largest), num=4000, batch_size=1000)
-    assert fits(world, run(world, exact), world.law())
-    assert fits(world, run(world, near), cut_law(world, 0.4 * largest)[0])
-    assert not fits(world, run(world, near), world.law())
+    exact = Rejection(log_bound=math.log(largest), batch_size=1000)
+    near = QuasiRejection(log_bound=math.log(0.4 * largest), batch_size=1000)
+    assert fits(world, run(world, exact, num=4000), world.law())
+    assert fits(world, run(world, near, num=4000), cut_law(world, 0.4 * largest)[0])
+    assert not fits(world, run(world, near, num=4000), world.law())
     child = Rng.child
     monkeypatch.setattr(Rng, "child", lambda self, *keys: child(self, *("draw" if k == "accept" else k for k in keys)))
-    assert not fits(world, run(world, exact), world.law())
+    assert not fits(world, run(world, exact, num=4000), world.law())
 
 
 @pytest.mark.parametrize("n", [3, 50, 53])

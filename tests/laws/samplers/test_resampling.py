@@ -12,9 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from freenergy import Rng, Sequences, UserError
+from freenergy import Rng, UserError
 from freenergy.core.roles import ANCESTRAL, Truncation
-from freenergy.samplers import Candidates, Resampling, Sampler
+from freenergy.core.scored import Scored
+from freenergy.samplers import Resampling, Sampler
 from freenergy.samplers.resampling import distance
 from freenergy.testing import law
 
@@ -29,21 +30,21 @@ PROPOSALS = [
     (ANCESTRAL, "restricted"),
     (Truncation(top_k=2), "restricted"),
     (Truncation(temperature=0.6), "restricted"),
-    (Truncation(temperature=0.6), "joint"),
-    (Truncation(temperature=1.5, top_k=2), "joint"),
+    (Truncation(temperature=0.6), "model"),
+    (Truncation(temperature=1.5, top_k=2), "model"),
 ]
-each_proposal = pytest.mark.parametrize(("truncation", "target"), PROPOSALS, ids=str)
+each_proposal = pytest.mark.parametrize(("truncation", "law"), PROPOSALS, ids=str)
 
 
-def emitted(world, sampler):
+def emitted(world, sampler, num=1):
     """The exact law of what is emitted: one string, or a tuple of them."""
 
     def run(rng):
         try:
-            strings = sampler(world.base, world.energy, world.context, world.space, rng).x.lists()[0]
+            strings = sampler(world.target(), num, rng).x.lists()[0]
         except UserError:
             return "refused"
-        return tuple(strings[0]) if sampler.num == 1 else tuple(tuple(x) for x in strings)
+        return tuple(strings[0]) if num == 1 else tuple(tuple(x) for x in strings)
 
     return law(run, lambda found: found)
 
@@ -67,10 +68,10 @@ def far(q, w, n):
 @each_n
 @each_proposal
 @pytest.mark.slow
-def test_the_law_is_the_formula(make_world, n, shape, truncation, target):
+def test_the_law_is_the_formula(make_world, n, shape, truncation, law):
     world = make_world(**shape)
-    found = world.vector(emitted(world, Resampling(candidates=n, truncation=truncation, target=target)))
-    q, w = world.proposal(truncation), world.weights(target, truncation)
+    found = world.vector(emitted(world, Resampling(candidates=n, truncation=truncation, law=law)))
+    q, w = world.proposal(truncation), world.weights(law, truncation)
     torch.testing.assert_close(found, formula(q, w, n), atol=1e-12, rtol=0)
     assert found.sum().item() == pytest.approx(1, abs=1e-12)
     if n == 1:
@@ -80,9 +81,9 @@ def test_the_law_is_the_formula(make_world, n, shape, truncation, target):
 @each_n
 @each_proposal
 @pytest.mark.slow
-def test_it_comes_nearer_as_the_bound_says(make_world, tv, n, shape, truncation, target):
+def test_it_comes_nearer_as_the_bound_says(make_world, tv, n, shape, truncation, law):
     world = make_world(**shape)
-    q, w, p = world.proposal(truncation), world.weights(target, truncation), world.law(target, truncation)
+    q, w, p = world.proposal(truncation), world.weights(law, truncation), world.law(law, truncation)
     emits, Z = formula(q, w, n), (q * w).sum()
     can_draw = q > 0
     assert (emits - p * n / (n - 1 + w / Z) >= -1e-14)[can_draw].all()  # Jensen, string by string
@@ -131,7 +132,7 @@ def by_hand(world, n, replacement):
 def test_the_law_of_two_results(make_world, n, replacement):
     world = make_world(**three_tokens)
     found, wanted = (
-        emitted(world, Resampling(candidates=n, num=2, replacement=replacement)),
+        emitted(world, Resampling(candidates=n, replacement=replacement), num=2),
         by_hand(world, n, replacement),
     )
     assert set(found) == set(wanted)
@@ -152,7 +153,7 @@ def test_merging_without_adding_is_seen(make_world, monkeypatch):
     world = make_world(**three_tokens)
     wanted = formula(world.proposal(), world.weights(), 3)
     mutant = lambda self: self.log_weight.masked_fill(~self.first(), -math.inf)  # noqa: E731
-    monkeypatch.setattr(Candidates, "merged", mutant)
+    monkeypatch.setattr(Scored, "merged", mutant)
     assert (world.vector(emitted(world, Resampling(candidates=3))) - wanted).abs().max() > 1e-2
 
 
@@ -179,26 +180,20 @@ def test_nothing_acceptable_is_said(world):
     world.energies[:] = math.inf
     for sampler in (Resampling(candidates=9), Resampling(candidates=9, effective=2.0, every=3)):
         with pytest.raises(UserError, match="no candidate is acceptable: all 9"):
-            sampler(world.base, world.energy, world.context, world.space, Rng(0))
+            sampler(world.target(), 1, Rng(0))
 
 
 def test_too_few_different_strings_are_said(world):
     with pytest.raises(UserError, match=r"8 different results were asked for, but there are [1-7] different"):
-        Resampling(candidates=500, num=8, replacement=False)(
-            world.base, world.energy, world.context, world.space, Rng(0)
-        )
-    different = Resampling(candidates=500, num=7, replacement=False)(
-        world.base, world.energy, world.context, world.space, Rng(0)
-    )
+        Resampling(candidates=500, replacement=False)(world.target(), 8, Rng(0))
+    different = Resampling(candidates=500, replacement=False)(world.target(), 7, Rng(0))
     assert sorted(tuple(x) for x in different.x.lists()[0]) == sorted(world.names)
 
 
 def test_results_far_below_the_best_are_still_results(world):
     """A weight 2,000 nats below another is a weight: without replacement it comes last."""
     world.energies[:] = torch.arange(7).double() * 2000
-    found = Resampling(candidates=500, num=7, replacement=False)(
-        world.base, world.energy, world.context, world.space, Rng(0)
-    )
+    found = Resampling(candidates=500, replacement=False)(world.target(), 7, Rng(0))
     assert [tuple(x) for x in found.x.lists()[0]] == world.names
 
 
@@ -208,24 +203,24 @@ def test_draws_go_on_until_enough_are_effective(world):
         return (w.sum() ** 2 / (w**2).sum()).item()
 
     sampler = Resampling(candidates=1000, effective=20.0, every=4)
-    found = sampler(world.base, world.energy, world.context, world.space, Rng(5)).candidates.log_weight[0]
+    found = sampler(world.target(), 1, Rng(5)).candidates.log_weight[0]
     n = len(found)
     assert n % 4 == 0
     assert 20 < n < 1000
     assert ess(found) >= 20 > ess(found[: n - 4])
-    fixed = Resampling(candidates=n)(world.base, world.energy, world.context, world.space, Rng(5))
+    fixed = Resampling(candidates=n)(world.target(), 1, Rng(5))
     assert torch.equal(fixed.candidates.log_weight[0], found)  # the same draws as with n fixed
-    batched = replace(sampler, batch_size=3)(world.base, world.energy, world.context, world.space, Rng(5))
+    batched = replace(sampler, batch_size=3)(world.target(), 1, Rng(5))
     assert torch.equal(batched.candidates.log_weight[0], found)  # how many are in memory at once does not decide n
     short = Resampling(candidates=20, effective=20.0, every=4)
-    notes = short(world.base, world.energy, world.context, world.space, Rng(5)).notes
+    notes = short(world.target(), 1, Rng(5)).notes
     assert any("of 20 candidates are effective, fewer than the 20 asked for" in note for note in notes)
 
 
 def test_what_is_told(world):
-    sampler = Resampling(candidates=40, num=3)
+    sampler = Resampling(candidates=40)
     assert isinstance(sampler, Sampler)
-    found = sampler(world.base, world.energy, world.context, world.space, Rng(1))
+    found = sampler(world.target(), 3, Rng(1))
     places = [world.names.index(tuple(x)) for x in found.x.lists()[0]]
     assert found.energy[0].tolist() == world.energies[places].tolist()
     torch.testing.assert_close(found.log_base[0], world.log_base[places], atol=1e-14, rtol=0)
@@ -235,26 +230,26 @@ def test_what_is_told(world):
     assert found.distance == distance(found.candidates.log_weight[0])
     assert found.is_estimated
     assert any("only roughly" in note for note in found.notes)
-    easy = Resampling(candidates=2000)(world.base, lambda x: 0.1 * world.energy(x), world.context, world.space, Rng(1))
+    easy = Resampling(candidates=2000)(world.target(lambda x: 0.1 * world.energy(x)), 1, Rng(1))
     assert easy.notes == ()
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(world, batch_size):
-    arguments = (world.base, world.energy, world.context, world.space)
-    first = Resampling(candidates=50, num=4, batch_size=50)(*arguments, Rng(9))
-    again = Resampling(candidates=50, num=4, batch_size=batch_size)(*arguments, Rng(9))
+    arguments = (world.target(), 4)
+    first = Resampling(candidates=50, batch_size=50)(*arguments, Rng(9))
+    again = Resampling(candidates=50, batch_size=batch_size)(*arguments, Rng(9))
     assert torch.equal(first.chosen, again.chosen)
     assert torch.equal(first.x.tokens, again.x.tokens)
     assert torch.equal(first.energy, again.energy)
     assert first.distance == again.distance
-    others = [Resampling(candidates=50, num=4)(*arguments, Rng(seed)).x.lists() for seed in range(5)]
+    others = [Resampling(candidates=50)(*arguments, Rng(seed)).x.lists() for seed in range(5)]
     assert any(other != first.x.lists() for other in others)
 
 
 def test_bad_settings_are_refused(world):
-    for bad in ({"candidates": 0}, {"num": 0}, {"batch_size": 0}):
+    for bad in ({"candidates": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
             Resampling(**bad)
     for goal in (0.5, 300.0):
@@ -262,6 +257,7 @@ def test_bad_settings_are_refused(world):
             Resampling(effective=goal)
     with pytest.raises(UserError, match="top_k is 0"):
         Truncation(top_k=0)
-    two = Sequences.from_lists([[1], [2]])
     with pytest.raises(UserError, match="2 contexts were given"):
-        Resampling()(world.base, world.energy, two, world.space, Rng(0))
+        Resampling()(world.target(None, [1], [2]), 1, Rng(0))
+    with pytest.raises(UserError, match="0 results were asked for"):
+        Resampling()(world.target(), 0, Rng(0))

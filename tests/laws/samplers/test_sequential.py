@@ -24,11 +24,13 @@ from freenergy import (
     Truncation,
     UserError,
 )
-from freenergy.core.roles import ANCESTRAL
+from freenergy.core.roles import ANCESTRAL, Target
 from freenergy.lm.stepping import PlainStepper, Walk, begin
 from freenergy.lm.tabular import _TableStepper
+from freenergy.models.residual import Residual
+from freenergy.partition import log_partition
 from freenergy.samplers import particles as module
-from freenergy.samplers.particles import looks, run_island
+from freenergy.samplers.particles import Exchange, looks, run_island
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sequential import Particles, Sequential
 from freenergy.testing.enumerating import branches
@@ -77,6 +79,10 @@ def table(vocab_size=2, seed=3):
     return TabularLM.random(Rng(seed), vocab_size=vocab_size, order=2)
 
 
+def target(lm, energy, space, contexts=CONTEXT):
+    return Target(Residual(lm, energy), contexts, space)
+
+
 def space_of(lm, length, eos=None):
     return SequenceSpace(vocab_size=lm.vocab_size, length=length, eos=eos)
 
@@ -91,20 +97,20 @@ def log_proposal(lm, string, truncation):
     return total, base
 
 
-def target_of(lm, energy, space, truncation=ANCESTRAL, target="joint"):
+def target_of(lm, energy, space, truncation=ANCESTRAL, law="model"):
     """target(x), not normalised, of every string that the proposal can draw."""
     found = {}
     for string in space.enumerate().lists():
         log_q, log_p = log_proposal(lm, string, truncation)
         if log_q > -math.inf:
-            found[tuple(string)] = math.exp((log_p if target == "joint" else log_q) - energy.of(string))
+            found[tuple(string)] = math.exp((log_p if law == "model" else log_q) - energy.of(string))
     return found
 
 
 def by_enumeration(lm, energy, space, sampler):
     """E[Σ w 1(x)/N] of every string, the law of one emitted particle, and all (probability, Ẑ)."""
     mass, law, estimates = {}, {}, []
-    for probability, found in branches(lambda rng: sampler.draw(lm, energy, CONTEXT, space, rng)):
+    for probability, found in branches(lambda rng: sampler.draw(target(lm, energy, space), rng)):
         w = found.log_weight[0].exp()
         estimates.append((probability, w.mean().item()))
         assert found.log_partition == pytest.approx(w.mean().log().item(), abs=1e-12)
@@ -134,10 +140,10 @@ CASES = {
     "look at every second token": (2, 3, None, Sequential(particles=2, every=2, share=1.0)),
     "islands": (2, 2, None, Sequential(particles=3, batch_size=2, **SHORT)),
     "restricted to the top 2": (
-        3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), target="restricted", **SHORT)
+        3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), law="restricted", **SHORT)
     ),
-    "joint on the top 2": (3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), **SHORT)),
-    "joint, tempered, with EOS": (
+    "model on the top 2": (3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), **SHORT)),
+    "model, tempered, with EOS": (
         2, 3, 0, Sequential(particles=2, truncation=Truncation(temperature=0.6), **SHORT)
     ),
 }  # fmt: skip
@@ -160,7 +166,7 @@ def test_it_is_unbiased_whatever_the_twist(name):
     vocab_size, length, eos, sampler = CASES[name]
     lm, energy = table(vocab_size), Random()
     space = space_of(lm, length, eos)
-    wanted = target_of(lm, energy, space, sampler.truncation, sampler.target)
+    wanted = target_of(lm, energy, space, sampler.truncation, sampler.law)
     mass, law, estimates = by_enumeration(lm, energy, space, sampler)
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
     assert worst_error(mass, wanted) <= 1e-12
@@ -237,7 +243,7 @@ def test_the_law_of_one_result_is_that_of_a_plain_sum(share):
                     law[x] = law.get(x, 0.0) + drawn * weight / sum(last)
     sampler = Sequential(particles=2, every=1, share=share, resampling="multinomial")
     found = {}
-    for probability, sampled in branches(lambda rng: sampler(lm, energy, CONTEXT, space_of(lm, 2), rng)):
+    for probability, sampled in branches(lambda rng: sampler(target(lm, energy, space_of(lm, 2)), 1, rng)):
         (string,) = map(tuple, sampled.x.lists()[0])
         found[string] = found.get(string, 0.0) + probability
         assert sampled.energy.item() == pytest.approx(energy.of(string), abs=1e-12)
@@ -282,7 +288,8 @@ def test_the_variance_is_estimated_without_bias(num, length):
     space = space_of(lm, length)
 
     def draw(rng):  # a share of 2: resample at every look
-        return run_island(lm, energy, CONTEXT, num, space, rng, every=1, share=2.0, resampling="multinomial")
+        how = Exchange(every=1, share=2.0, resampling="multinomial")
+        return run_island(target(lm, energy, space), num, rng, how)
 
     first = second = told = 0.0
     for probability, island in branches(draw):
@@ -298,24 +305,24 @@ def test_the_variance_is_estimated_without_bias(num, length):
 def test_without_resampling_it_is_plain_resampling():
     lm, energy = table(4), Random(2)
     space = space_of(lm, 6, eos=0)
-    plain = Resampling(candidates=20, num=3)(lm, energy, CONTEXT, space, Rng(8))
+    plain = Resampling(candidates=20)(target(lm, energy, space), 3, Rng(8))
     found = Sequential(particles=20, share=0.0, every=2, batch_size=7).draw(
-        lm, energy, CONTEXT, space, Rng(8).child("draw")
+        target(lm, energy, space), Rng(8).child("draw")
     )
     assert torch.equal(found.x.tokens, plain.candidates.x.tokens)
     torch.testing.assert_close(found.log_weight, plain.candidates.log_weight, atol=1e-12, rtol=0)
     assert found.base_tokens == plain.base_tokens == int(found.x.lengths.sum())
     assert found.lengths == (2, 4, 6)
     assert [island.log_weight.shape[1] for island in found.islands] == [7, 7, 6]
-    diagnostics = plain.candidates.diagnostics()
-    whole = Sequential(particles=20, share=0.0).draw(lm, energy, CONTEXT, space, Rng(8).child("draw"))
+    diagnostics = log_partition(plain.candidates.log_weight)
+    whole = Sequential(particles=20, share=0.0).draw(target(lm, energy, space), Rng(8).child("draw"))
     assert whole.variance == pytest.approx(diagnostics.standard_error.item() ** 2, rel=1e-9)
     assert whole.log_partition == pytest.approx(diagnostics.lower.item(), abs=1e-12)
 
 
 def test_islands_combine_as_independent_runs():
     lm, energy = table(4), Random(2)
-    found = Sequential(particles=24, every=1, batch_size=8).draw(lm, energy, CONTEXT, space_of(lm, 5), Rng(3))
+    found = Sequential(particles=24, every=1, batch_size=8).draw(target(lm, energy, space_of(lm, 5)), Rng(3))
     each = [Particles((island,), found.lengths) for island in found.islands]
     Z = sum(math.exp(one.log_partition) for one in each) / 3
     assert found.log_partition == pytest.approx(math.log(Z), abs=1e-12)
@@ -327,11 +334,11 @@ def test_islands_combine_as_independent_runs():
 
 def test_contexts_of_a_batch_do_not_meet():
     lm, energy = table(4), Random(2)
-    contexts, how = Sequences.from_lists([[1], [2], [3]]), {"every": 1, "share": 0.9}
-    together = run_island(lm, energy, contexts, 6, space_of(lm, 4), Rng(3), **how)
+    contexts, how = Sequences.from_lists([[1], [2], [3]]), Exchange(every=1, share=0.9)
+    together = run_island(target(lm, energy, space_of(lm, 4), contexts), 6, Rng(3), how)
     assert together.is_resampled.any()
     for b in range(3):
-        alone = run_island(lm, energy, contexts[b : b + 1], 6, space_of(lm, 4), Rng(3).shift(contexts=b), **how)
+        alone = run_island(target(lm, energy, space_of(lm, 4), contexts[b : b + 1]), 6, Rng(3).shift(contexts=b), how)
         assert torch.equal(alone.x.tokens[0], together.x.tokens[b])
         torch.testing.assert_close(alone.log_weight[0], together.log_weight[b], atol=1e-12, rtol=0)
         torch.testing.assert_close(alone.ess[0], together.ess[b], atol=1e-9, rtol=0)
@@ -355,7 +362,7 @@ def test_forbidden_strings_have_no_weight():
     lm, energy = table(3), Forbidding(2)
     space, sampler = space_of(lm, 2), Sequential(particles=2, **SHORT)
     mass, _, estimates = {}, {}, 0.0
-    for probability, found in branches(lambda rng: sampler.draw(lm, energy, CONTEXT, space, rng)):
+    for probability, found in branches(lambda rng: sampler.draw(target(lm, energy, space), rng)):
         w = found.log_weight[0].exp()
         assert not w.isnan().any()
         estimates += probability * w.mean().item()
@@ -373,14 +380,14 @@ def test_where_nothing_is_acceptable_it_says_so():
         return torch.full(x.shape, torch.inf, dtype=torch.float64)
 
     with pytest.raises(UserError, match=r"no particle is acceptable: all 4 have a weight of zero"):
-        Sequential(particles=4, every=1)(lm, never, CONTEXT, space_of(lm, 3), Rng(0))
+        Sequential(particles=4, every=1)(target(lm, never, space_of(lm, 3)), 1, Rng(0))
 
 
 @pytest.mark.slow
 def test_results_tell_their_cost_and_their_doubts():
     lm, energy = table(4), Random(2, spread=3.0)
-    sampler = Sequential(particles=50, num=3, every=1)
-    sampled = sampler(lm, energy, CONTEXT, space_of(lm, 6), Rng(1))
+    sampler = Sequential(particles=50, every=1)
+    sampled = sampler(target(lm, energy, space_of(lm, 6)), 3, Rng(1))
     assert sampled.x.shape == (1, 3)
     torch.testing.assert_close(sampled.log_base, lm.log_prob(sampled.x), atol=1e-12, rtol=0)
     torch.testing.assert_close(sampled.energy, energy(sampled.x), atol=1e-12, rtol=0)
@@ -388,9 +395,9 @@ def test_results_tell_their_cost_and_their_doubts():
     assert sampled.is_estimated
     assert 0 < sampled.distance <= 1
     assert any("effectively descend from" in note for note in sampled.notes)
-    again = sampler(lm, energy, CONTEXT, space_of(lm, 6), Rng(1))
+    again = sampler(target(lm, energy, space_of(lm, 6)), 3, Rng(1))
     assert torch.equal(again.x.tokens, sampled.x.tokens)
-    calm = Sequential(particles=400)(lm, lambda x: 0.1 * energy(x), CONTEXT, space_of(lm, 6), Rng(1))
+    calm = Sequential(particles=400)(target(lm, lambda x: 0.1 * energy(x), space_of(lm, 6)), 1, Rng(1))
     assert calm.notes == ()
     assert calm.distance < 0.05
 
@@ -398,7 +405,7 @@ def test_results_tell_their_cost_and_their_doubts():
 def test_ended_particles_keep_their_energy():
     """All draws end at once: later looks change nothing and cost nothing."""
     lm = TabularLM(torch.tensor([[50.0, 0.0, 0.0]]).double(), eos=0)
-    island = run_island(lm, Random(1), CONTEXT, 5, space_of(lm, 6, eos=0), Rng(0), every=1, share=1.0)
+    island = run_island(target(lm, Random(1), space_of(lm, 6, eos=0)), 5, Rng(0), Exchange(every=1, share=1.0))
     assert island.base_tokens == 5
     assert island.x.lengths.tolist() == [[1] * 5]
     torch.testing.assert_close(island.log_weight, -Random(1)(island.x), atol=1e-12, rtol=0)
@@ -424,7 +431,7 @@ def test_settings_that_make_no_sense(changes, sentence):
 def test_one_context_at_a_time():
     lm = table()
     with pytest.raises(UserError, match="2 contexts were given"):
-        Sequential()(lm, Random(), Sequences.from_lists([[1], [0]]), space_of(lm, 2), Rng(0))
+        Sequential()(target(lm, Random(), space_of(lm, 2), Sequences.from_lists([[1], [0]])), 1, Rng(0))
 
 
 def test_looks_end_at_the_end():
@@ -529,7 +536,8 @@ def test_particles_of_every_model_know_their_probability(name):
     """The base's log-probabilities survive all exchanges."""
     lm = MODELS[name]()
     space = space_of(lm, 6, eos=0)
-    island = run_island(lm, Random(3), Sequences.from_lists([[1, 2], [3]]), 12, space, Rng(4), every=1, share=0.9)
+    contexts = Sequences.from_lists([[1, 2], [3]])
+    island = run_island(target(lm, Random(3), space, contexts), 12, Rng(4), Exchange(every=1, share=0.9))
     assert island.is_resampled.sum() >= 4
     torch.testing.assert_close(island.log_base, lm.log_prob(island.x).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(island.energy, Random(3)(island.x), atol=1e-12, rtol=0)

@@ -16,6 +16,8 @@ import torch
 from scipy.stats import binomtest
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace
+from freenergy.core.roles import Target
+from freenergy.models.residual import Residual
 from freenergy.samplers import Resampling
 
 V = 512
@@ -110,9 +112,9 @@ def test_the_sampler_follows_its_law(stories):
     """
     lm, context, q, w = stories
     laws, sampler = exact_laws(q, w, [1, 2, 8]), Resampling(candidates=8)
-    found = [sampler(lm, Pairs(), context, SPACE, Rng(7).child("text", i)) for i in range(300)]
+    found = [sampler(Target(Residual(lm, Pairs()), context, SPACE), 1, Rng(7).child("text", i)) for i in range(300)]
     pairs = [
-        Resampling(candidates=2).choose(sampled.candidates.take(torch.arange(2)), Rng(8).child(i))
+        Resampling(candidates=2).choose(sampled.candidates.take(torch.arange(2)), 1, Rng(8).child(i))
         for i, sampled in enumerate(found)
     ]
     written = {

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from freenergy.samplers.candidates import weigh
 from transformers import GPTNeoXConfig
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, TabularLM, UserError
@@ -17,6 +16,7 @@ from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
 from freenergy.lm.presets import build
+from freenergy.models.residual import Residual
 from freenergy.testing.enumerating import branches, law
 from freenergy.text.model import ResidualModel
 from freenergy.training.distil import Distilling, DistilTask, Proposals, distances, distil_loss, shares, train_policy
@@ -231,7 +231,7 @@ def make_task(folder, dtype=torch.float64, **changes):
     base = network_lm(dtype=dtype)
     joint = ResidualModel(base, tiny_energy)
     contexts = Sequences.from_lists([[0], [1], [2]] * 4)
-    held_out = weigh(tiny_energy, base.sample(contexts, 64, TINY, Rng(8)), target="joint")
+    held_out = Residual(base, tiny_energy).weigh(base.sample(contexts, 64, TINY, Rng(8)), law="model")
     return DistilTask(joint, tiny_windows(), held_out, TINY, settings, folder / "proposals", Rng(6))
 
 
@@ -303,7 +303,7 @@ def bits(folder):
 
 
 @pytest.fixture(scope="module")
-def atomic_write(tmp_path_factory):
+def whole(tmp_path_factory):
     """A training that nothing has interrupted; new proposals come at steps 4, 8 and 12."""
     folder = tmp_path_factory.mktemp("whole")
     _, chosen = train_policy(make_task(folder, **SHORT), folder, Silent())
