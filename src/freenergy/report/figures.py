@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.stats import gaussian_kde
 
 from freenergy.core.files import atomic_write, write_text
-from freenergy.report.words import interval, is_number, number
+from freenergy.core.format import interval, is_number, number
 
 COLOURS = {"human": "#009E73", "base": "#D55E00", "joint": "#0072B2"}
 DASHES = {"human": "-", "base": "-.", "joint": "--"}

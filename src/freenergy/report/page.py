@@ -11,7 +11,7 @@ from urllib.parse import quote as percent_encoded
 
 from markupsafe import Markup
 
-from freenergy.apps.study.summary import STUDIES
+from freenergy.report.study_tables import STUDIES
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.recipes import Run
@@ -24,7 +24,7 @@ from freenergy.report.figures import Drawing
 from freenergy.report.study_tables import preference, sentence, simulated
 from freenergy.report.templates import templates
 from freenergy.report.toml import to_toml
-from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, number
+from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
 from freenergy.runs.run import is_current
 
 _HERE = Path(__file__).parent

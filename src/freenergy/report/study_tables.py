@@ -3,8 +3,9 @@
 from typing import Any
 
 from freenergy.report.tables import Table
-from freenergy.report.words import DASH, is_number, number, percent
+from freenergy.core.format import DASH, is_number, number, percent
 
+STUDIES = "studies"  # folder of a run with the summaries of the human studies that it took part in
 _LEVEL = 0.05
 _TESTS = {
     "strict": ("A < B", "as Table 2 of Deng et al.: ties count against B"),

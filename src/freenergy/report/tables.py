@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Any, final
 
-from freenergy.report.words import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
+from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
 
 _BOUNDS = {
     "certified": "joint, certified",

@@ -19,9 +19,9 @@ from freenergy.apps.study.statistics import Outcomes
 from freenergy.apps.study.store import Rater, Store
 from freenergy.core.files import write_json
 from freenergy.core.rng import Rng
+from freenergy.report.study_tables import STUDIES
 
 SUMMARY = "summary.json"
-STUDIES = "studies"  # where a run keeps the summaries of those that it was part of
 _EXAMPLES = 3  # for each model
 
 

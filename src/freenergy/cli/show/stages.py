@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from freenergy.cli.show.tables import OUT, cell, interval, percent, short, show_table, tail
+from freenergy.core.format import significant
+from freenergy.cli.show.tables import OUT, interval, percent, short, show_table, tail
 from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.recipes import StageResult
 
@@ -104,7 +105,7 @@ def show_evaluation(summary: dict[str, Any]) -> None:
 
 def _joint_rows(joint: dict[str, Any]) -> list[list[str]]:
     """The joint model by each bound, and the base on the same windows."""
-    rows = [[f"base, the joint's {joint['windows']} windows", cell(joint["base_perplexity"])]]
+    rows = [[f"base, the joint's {joint['windows']} windows", significant(joint["base_perplexity"])]]
     rows[0] += [interval(joint["base_interval"]), "", ""]
     for bound, word in (("lower", "optimistic"), ("upper", "conservative"), ("certified", "certified")):
         by_unit = {"token": joint["perplexity"][bound]}
@@ -116,9 +117,9 @@ def _joint_rows(joint: dict[str, Any]) -> list[list[str]]:
 def _show_gain(joint: dict[str, Any]) -> None:
     gain = joint["gain"]
     OUT.print(
-        f"  certified gain over the base: {cell(gain['nats_per_sequence'])} nats a sequence "
+        f"  certified gain over the base: {significant(gain['nats_per_sequence'])} nats a sequence "
         f"({interval(gain['nats_interval'])}), {percent(gain)} of its perplexity; at most "
-        f"{cell(gain['ceiling_percent'])} % can be certified"
+        f"{significant(gain['ceiling_percent'])} % can be certified"
     )
     tail = "" if joint["k_hat"] is None else f", tail k̂ {joint['k_hat']:.2f}"
     OUT.print(
@@ -132,13 +133,13 @@ def _show_gain(joint: dict[str, Any]) -> None:
 
 def _show_text(text: dict[str, Any]) -> None:
     def shares(found: dict[str, Any]) -> list[str]:
-        return [cell(None if found[n][0] is None else 100 * found[n][0]) for n in ("2", "3", "4")]
+        return [significant(None if found[n][0] is None else 100 * found[n][0]) for n in ("2", "3", "4")]
 
     rows = []
     for name in ("human", "base", "joint"):
         found = text[name]
         share = found["repetition"][0]
-        repetition = cell(None if share is None else 100 * share)
+        repetition = significant(None if share is None else 100 * share)
         rows.append([name, " / ".join(shares(found["distinct"])), repetition, " / ".join(shares(found["unseen"]))])
     tokens = min(found["tokens"] for found in text.values())
     columns = ["text", "distinct 2-, 3-, 4-grams %", "repeated 4-grams %", "unseen 2-, 3-, 4-grams %"]
@@ -146,4 +147,4 @@ def _show_text(text: dict[str, Any]) -> None:
 
 
 def _perplexities(by_unit: dict[str, float | None], ends: Sequence[float | None]) -> list[str]:
-    return [cell(by_unit["token"]), interval(ends), cell(by_unit["word"]), cell(by_unit["byte"])]
+    return [significant(by_unit["token"]), interval(ends), significant(by_unit["word"]), significant(by_unit["byte"])]

@@ -1,4 +1,4 @@
-"""Tables and numbers for a person, on stdout."""
+"""Tables and numbers on stdout."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,11 +7,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-OUT = Console(highlight=False, emoji=False)  # texts are shown as they are: ":a:" is no emoji
+from freenergy.core.format import DASH, significant
+
+OUT = Console(highlight=False, emoji=False)  # show texts verbatim: ":a:" is not an emoji
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout."""
+    """Print a table on stdout."""
     table = Table(title=escape(title), title_justify="left")
     for column in columns:
         table.add_column(column)
@@ -20,26 +22,21 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     OUT.print(table)
 
 
-def cell(value: float | None) -> str:
-    """A number in four digits."""
-    return "–" if value is None else f"{value:.4g}"
-
-
 def interval(ends: Sequence[float | None]) -> str:
-    """Both ends."""
-    return "–" if None in ends else f"{cell(ends[0])} – {cell(ends[1])}"
+    """Format both ends; a missing one gives a dash."""
+    return DASH if None in ends else f"{significant(ends[0])} – {significant(ends[1])}"
 
 
 def percent(change: dict[str, Any]) -> str:
-    """A gain in percent, with its interval."""
-    return f"{cell(change['percent'])} % ({interval(change['interval'])})"
+    """Format a gain in percent, with its interval."""
+    return f"{significant(change['percent'])} % ({interval(change['interval'])})"
 
 
 def tail(text: str, width: int = 160) -> str:
-    """The end of a text."""
+    """Return the last ``width`` characters."""
     return text[-width:]
 
 
 def short(value: Any) -> str:
-    """Any value in few characters."""
+    """Format any value briefly."""
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

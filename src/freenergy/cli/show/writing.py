@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from freenergy.cli.show.tables import OUT, cell, interval, show_table, tail
+from freenergy.core.format import significant
+from freenergy.cli.show.tables import OUT, interval, show_table, tail
 from freenergy.text.next_table import COLUMNS, NextTable
 from freenergy.text.texts import Texts, told
 
@@ -92,8 +93,8 @@ def show_distilled(found: dict[str, Any], out: Path) -> None:
     for model, words in (("base", f"effective of {candidates['draws']} candidates"), ("distilled", "")):
         rows.append([words, model, *_measured(candidates[model]["ess"])])
     base, distilled = perplexity["base"], perplexity["distilled"]
-    rows.append(["perplexity", "base", cell(base["perplexity"]["token"]), interval(base["interval"]["token"])])
-    rows.append(["", "distilled", cell(distilled["perplexity"]), interval(distilled["interval"])])
+    rows.append(["perplexity", "base", significant(base["perplexity"]["token"]), interval(base["interval"]["token"])])
+    rows.append(["", "distilled", significant(distilled["perplexity"]), interval(distilled["interval"])])
     rows.append(["", "joint, certified", *_measured(perplexity["joint_certified"])])
     show_table(f"Distilled in {found['training']['steps']} steps", ["what", "of", "value", "95 % interval"], rows)
     if found["verdict"]:
@@ -102,4 +103,4 @@ def show_distilled(found: dict[str, Any], out: Path) -> None:
 
 
 def _measured(value: dict[str, Any]) -> list[str]:
-    return [cell(value["value"]), interval(value["interval"])]
+    return [significant(value["value"]), interval(value["interval"])]

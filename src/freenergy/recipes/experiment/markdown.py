@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-DASH = "–"
-
-
-def number(value: float | None) -> str:
-    """Four digits, or a dash.
-
-    >>> number(123.456), number(-0.01234), number(None)
-    ('123.5', '−0.01234', '–')
-    """
-    return DASH if value is None else f"{value:.4g}".replace("-", "−")
+from freenergy.core.format import DASH
+from freenergy.core.format import significant as number
 
 
 def reach(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: four digits, an interval, a dash where there is none."""
+"""Formats numbers for tables and pages: a few digits, an interval, a dash for a missing value."""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ DASH = "–"
 
 
 def is_number(value: Any) -> bool:
-    """True for a finite number."""
+    """Whether the value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def number(value: Any, unit: str = "") -> str:
-    """Three or four digits, or a dash.
+    """Format with three or four digits; a missing value is a dash.
 
     >>> number(23.4567), number(12345.6), number(-0.31), number(0.000321), number(255), number(None)
     ('23.46', '12,346', '−0.310', '0.00032', '255', '–')
@@ -22,16 +22,25 @@ def number(value: Any, unit: str = "") -> str:
         return DASH
     size = abs(value)
     if isinstance(value, int) or size >= 1000:
-        told = f"{value:,.0f}"
+        text = f"{value:,.0f}"
     elif size >= 1:
-        told = f"{value:.2f}" if size < 100 else f"{value:.1f}"
+        text = f"{value:.2f}" if size < 100 else f"{value:.1f}"
     else:
-        told = f"{value:.3f}" if size >= 0.01 or not value else f"{value:.2g}"
-    return told.replace("-", "−") + unit
+        text = f"{value:.3f}" if size >= 0.01 or not value else f"{value:.2g}"
+    return text.replace("-", "−") + unit
+
+
+def significant(value: float | int | None) -> str:
+    """Format with four significant digits; a missing value is a dash.
+
+    >>> significant(123.456), significant(-0.01234), significant(None)
+    ('123.5', '−0.01234', '–')
+    """
+    return DASH if value is None else f"{value:.4g}".replace("-", "−")
 
 
 def interval(ends: Sequence[Any] | None) -> str:
-    """Both ends, or a dash.
+    """Format both ends; a missing one gives a dash.
 
     >>> interval([12.7, 13.0]), interval([None, None])
     ('12.70 to 13.00', '–')
@@ -42,7 +51,7 @@ def interval(ends: Sequence[Any] | None) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share as a percentage with one decimal.
+    """Format a share as a percentage with one decimal.
 
     >>> percent(0.1234)
     '12.3 %'
@@ -51,7 +60,7 @@ def percent(value: Any) -> str:
 
 
 def minutes(seconds: Any) -> str:
-    """Seconds as minutes.
+    """Format seconds as minutes.
 
     >>> minutes(90.0), minutes(1.0), minutes(6000.0)
     ('1.5', '0.02', '100')
@@ -63,7 +72,7 @@ def minutes(seconds: Any) -> str:
 
 
 def gain(value: Any) -> str:
-    """Percent less perplexity; below zero it is more.
+    """Format a reduction of perplexity in percent; a negative one is an increase.
 
     >>> gain(12.94), gain(-3.0), gain(None)
     ('12.9 %', '−3.0 %', '–')
@@ -72,7 +81,7 @@ def gain(value: Any) -> str:
 
 
 def gain_interval(ends: Sequence[Any] | None) -> str:
-    """Both ends of a gain, or a dash.
+    """Format both ends of a gain; a missing one gives a dash.
 
     >>> gain_interval([-1.0, 13.04])
     '−1.0 to 13.0 %'
