@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from freenergy.core.files import read_arrays
+from freenergy.core.format import number
 from freenergy.report.figures import COLOURS, STYLE, Drawing, rendered
 from freenergy.report.sheets import draw_sheet
-from freenergy.core.format import number
 from freenergy.training.loop import read_records
 
 FIGURES = "figures"

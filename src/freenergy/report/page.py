@@ -11,9 +11,9 @@ from urllib.parse import quote as percent_encoded
 
 from markupsafe import Markup
 
-from freenergy.report.study_tables import STUDIES
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
+from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
 from freenergy.recipes import Run
 from freenergy.recipes import stages as stages_of
 from freenergy.recipes.load import Recipe, load_recipe, recipes
@@ -21,10 +21,9 @@ from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
 from freenergy.report import look, tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
-from freenergy.report.study_tables import preference, sentence, simulated
+from freenergy.report.study_tables import STUDIES, preference, sentence, simulated
 from freenergy.report.templates import templates
 from freenergy.report.toml import to_toml
-from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
 from freenergy.runs.run import is_current
 
 _HERE = Path(__file__).parent

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from freenergy.report.tables import Table
 from freenergy.core.format import DASH, is_number, number, percent
+from freenergy.report.tables import Table
 
 STUDIES = "studies"  # folder of a run with the summaries of the human studies that it took part in
 _LEVEL = 0.05

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from freenergy.core.format import significant
 from freenergy.cli.show.tables import OUT, interval, percent, short, show_table, tail
 from freenergy.core.files import RERUN, corruption_as_user_error
+from freenergy.core.format import significant
 from freenergy.recipes import StageResult
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from freenergy.core.format import significant
 from freenergy.cli.show.tables import OUT, interval, show_table, tail
+from freenergy.core.format import significant
 from freenergy.text.next_table import COLUMNS, NextTable
 from freenergy.text.texts import Texts, told
 
