@@ -118,6 +118,11 @@ class LanguageModel(Protocol):
         """The longest context + continuation that the model can read, or None where there is no limit."""
         ...
 
+    @property
+    def draws_here(self) -> bool:
+        """Whether ``sample`` draws from the ``Rng`` that it is given; False where a server draws by a seed."""
+        ...
+
     def log_prob(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """log P_LM(x | c), float64: the sum over the tokens of x, EOS included where it is present."""
         ...

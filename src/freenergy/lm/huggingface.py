@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.activations import Recorder, Trace, traced_ancestral
 from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.lm.decoding import sampling
@@ -73,6 +74,10 @@ class HuggingFaceLM:
     the environment variable FREENERGY_FUSED says); numbers then differ in their last digits.
     """
 
+    kind: ClassVar[str] = "huggingface"
+    record_keys: ClassVar[tuple[str, ...]] = ("path",)
+    draws_here = True
+
     def __init__(self, model: PreTrainedModel, *, eos: int, fused: bool | None = None) -> None:
         self.model = model.eval().requires_grad_(False)
         self.eos = eos
@@ -95,6 +100,16 @@ class HuggingFaceLM:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config and safetensors, whole or not at all."""
         save_checkpoint(self.model, Path(folder), eos=self.eos)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the checkpoint into ``folder/base``."""
+        self.save_pretrained(folder / "base")
+        return {"path": "base"}
+
+    @classmethod
+    def read(cls, folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> "HuggingFaceLM":
+        """Load the checkpoint that the record names."""
+        return cls.from_pretrained(folder / record["path"], eos=tokenizer.eos)
 
     @property
     def device(self) -> torch.device:

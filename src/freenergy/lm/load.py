@@ -1,6 +1,5 @@
 """From the name of a language model to the model: the small file that a run keeps, and the way back from it."""
 
-import os
 from pathlib import Path
 
 from filelock import FileLock
@@ -11,9 +10,9 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus.resources import cache_folder, locate
 from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.lm.registry import LANGUAGE_MODELS, PersistentLM, language_model_class
 
 RECORD = "base.json"
-API_KEY = "FREENERGY_API_KEY"
 _SILENT = Silent()
 
 
@@ -42,40 +41,18 @@ def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
 
 def _opened(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     record = read_json(folder / RECORD)
-    needed = {"ngram": "path", "huggingface": "path", "remote": "settings"}.get(str(record.get("kind")), "kind")
-    if needed not in record:
-        raise UserError(f"{folder / RECORD} does not say {needed}: run the base stage again")
-    match record.get("kind"):
-        case "ngram":
-            from freenergy.lm.ngram import NgramLM
-
-            return NgramLM.from_pretrained(folder / record["path"])
-        case "huggingface":
-            from freenergy.lm.huggingface import HuggingFaceLM
-
-            return HuggingFaceLM.from_pretrained(folder / record["path"], eos=tokenizer.eos)
-        case "remote":
-            from freenergy.lm.remote import RemoteLM
-
-            return RemoteLM(
-                vocab_size=tokenizer.vocab_size,
-                eos=tokenizer.eos,
-                api_key=os.environ.get(API_KEY),
-                **{**record["settings"], "stops": tuple(record["settings"]["stops"])},
-            )
-        case other:
-            raise UserError(f"{folder / RECORD} names a base of kind {other!r}: run the base stage again")
+    kind = record.get("kind")
+    if kind not in LANGUAGE_MODELS:
+        raise UserError(f"{folder / RECORD} names a base of kind {kind!r}: run the base stage again")
+    found: type[PersistentLM] = language_model_class(kind)
+    if missing := [key for key in found.record_keys if key not in record]:
+        raise UserError(f"{folder / RECORD} does not say {missing[0]}: run the base stage again")
+    return found.read(folder, record, tokenizer)
 
 
 def save_base(lm: LanguageModel, folder: Path) -> None:
     """Write a language model so that ``open_base`` finds it in ``folder``; of a served one only its address."""
-    match type(lm).__name__:
-        case "HuggingFaceLM" | "NgramLM":
-            lm.save_pretrained(folder / "base")  # type: ignore[attr-defined]
-            kind = "ngram" if type(lm).__name__ == "NgramLM" else "huggingface"
-            write_json(folder / RECORD, {"kind": kind, "path": "base"})
-        case "RemoteLM":
-            names = ("url", "model", "max_length", "most_log_probs", "stops", "timeout_seconds")
-            write_json(folder / RECORD, {"kind": "remote", "settings": {name: getattr(lm, name) for name in names}})
-        case other:
-            raise UserError(f"a base of class {other} cannot be saved: save one of HuggingFaceLM, NgramLM, RemoteLM")
+    if not isinstance(lm, PersistentLM):
+        known = ", ".join(name.partition(":")[2] for name in LANGUAGE_MODELS.values())
+        raise UserError(f"a base of class {type(lm).__name__} cannot be saved: save one of {known}")
+    write_json(folder / RECORD, {"kind": lm.kind, **lm.write(folder)})

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.ngram_counts import Level, NgramCounts, count
 from freenergy.lm.stepping import in_chunks, started, sum_tokens
 
@@ -118,6 +119,10 @@ class NgramLM:
     >>> lm.next_log_probs(Sequences.from_lists([[], [1]])).argmax(-1).tolist()
     [1, 2]
     """
+
+    kind: ClassVar[str] = "ngram"
+    record_keys: ClassVar[tuple[str, ...]] = ("path",)
+    draws_here = True
 
     def __init__(self, counts: NgramCounts, *, tokenizer: str | None = None) -> None:
         self.counts = counts
@@ -211,6 +216,16 @@ class NgramLM:
         if _fingerprint(counts, tokenizer) != config.get("fingerprint"):
             raise UserError(f"{path} is not what {_CONFIG} beside it describes: {_REMEDY}")
         return cls(counts, tokenizer=tokenizer)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the counts into ``folder/base``."""
+        self.save_pretrained(folder / "base")
+        return {"path": "base"}
+
+    @classmethod
+    def read(cls, folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> "NgramLM":
+        """Load the counts that the record names."""
+        return cls.from_pretrained(folder / record["path"])
 
     def _tail(self, contexts: Sequences) -> Int64[np.ndarray, "B tail"]:
         """The last n − 1 tokens of each context, with nothing before a short one."""

@@ -15,11 +15,13 @@ A server stops at EOS; where the space goes on, so does the next request. ``igno
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, final
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, final
 
 import httpx
 import torch
@@ -30,6 +32,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.completions import Answer, Completions, Step
 from freenergy.lm.remote_proposal import ROUNDING, check_knowable, list_size, log_proposal, tail
 from freenergy.lm.remote_scoring import Scoring
@@ -37,6 +40,7 @@ from freenergy.lm.stepping import check_fits, started
 
 _ENOUGH = 10  # steps: that many lists in a row do not sum to one by chance
 
+API_KEY = "FREENERGY_API_KEY"
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -62,6 +66,9 @@ class RemoteLM:
     in a scoring request and ``parallel`` requests at a time. The API key travels in a header and is never shown.
     """
 
+    kind: ClassVar[str] = "remote"
+    record_keys: ClassVar[tuple[str, ...]] = ("settings",)
+    draws_here: ClassVar[bool] = False
     url: str
     model: str = ""
     vocab_size: int
@@ -95,6 +102,18 @@ class RemoteLM:
 
     def __repr__(self) -> str:
         return f"RemoteLM({self.server.shown!r}, model={self.model!r}, vocab_size={self.vocab_size}, eos={self.eos})"
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Return the address and the limits of the server; the key is not in them."""
+        names = ("url", "model", "max_length", "most_log_probs", "stops", "timeout_seconds")
+        return {"settings": {name: getattr(self, name) for name in names}}
+
+    @classmethod
+    def read(cls, folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> "RemoteLM":
+        """Reach the server again; the key comes from the environment."""
+        settings = {**record["settings"], "stops": tuple(record["settings"]["stops"])}
+        key = os.environ.get(API_KEY)
+        return cls(vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, api_key=key, **settings)
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
         """log P_LM(x | c)."""

@@ -32,6 +32,8 @@ class TabularLM:
     [[0.25, 0.25, 0.25, 0.25]]
     """
 
+    draws_here = True
+
     def __init__(self, logits: Float[Tensor, "histories V"], *, eos: int) -> None:
         self.vocab_size = logits.shape[1]
         self.eos = eos

@@ -60,6 +60,8 @@ class NgramLogits(nn.Module):
     0.0625
     """
 
+    draws_here = True
+
     def __init__(self, *, vocab_size: int, order: int, eos: int = 0) -> None:
         super().__init__()
         self.vocab_size, self.eos, self.max_length = vocab_size, eos, None

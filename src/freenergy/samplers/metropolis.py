@@ -27,7 +27,6 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng, Streams
 from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
 from freenergy.core.scored import Law, Scored
-from freenergy.lm.remote import RemoteLM
 from freenergy.models.residual import residual_of
 from freenergy.partition import log_partition
 from freenergy.samplers.kernels.independence import Independence, IndependenceState
@@ -78,7 +77,7 @@ class Metropolis:
 
     def _proposals(self, target: Target[Model], num: int, streams: list[Rng]) -> list[Scored]:
         """The proposals of several steps, drawn as several contexts of which each has its own stream."""
-        if len(streams) == 1 or isinstance(residual_of(target).base, RemoteLM):
+        if len(streams) == 1 or not residual_of(target).base.draws_here:
             return [self.kernel.propose(target, num, stream) for stream in streams]
         contexts = target.contexts[torch.zeros(len(streams), dtype=torch.long)]
         found = self.kernel.propose(target.after(contexts), num, Streams(streams))

@@ -18,7 +18,6 @@ from freenergy.core.roles import Target, Truncation
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
-from freenergy.lm.remote import RemoteLM
 from freenergy.models.residual import Residual
 from freenergy.samplers.plain import all_of
 from freenergy.samplers.resampling import Resampling
@@ -123,7 +122,7 @@ def draw(joint: ResidualModel, needs: Sequence[Need], count: int) -> list[Scored
 
 def can_share(joint: ResidualModel) -> bool:
     """Whether contexts with streams of their own can be drawn together: a model behind HTTP has seeds, not streams."""
-    return not isinstance(joint.base, RemoteLM)
+    return joint.base.draws_here
 
 
 def answer(joint: ResidualModel, question: Question, tell: Tell) -> Generator[Need, Scored, None]:

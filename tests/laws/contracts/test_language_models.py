@@ -1,16 +1,22 @@
 """Every public language model keeps the contract of its role: one row each."""
 
+import json
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 
 import freenergy
 from freenergy import HuggingFaceLM, NgramLM, Rng, Sequences, SequenceSpace, TabularLM, Truncation
+from freenergy.core.errors import UserError
 from freenergy.core.roles import ANCESTRAL, LanguageModel
+from freenergy.corpus import Tokenizer
+from freenergy.lm.load import open_base, save_base
+from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
 from freenergy.testing import check_language_model
 
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
@@ -75,6 +81,37 @@ def test_every_public_language_model_has_a_row():
     assert public - elsewhere == {row[0] for row in ROWS.values()}
 
 
+def tokenizer():
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(V)}, unk_token="w0")
+    return Tokenizer(tokenizers.Tokenizer(words), eos=0)
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
+    """A served one comes back with its address and no key; it draws by a seed, and all others from the ``Rng``."""
+    served = freenergy.RemoteLM(url="http://127.0.0.1:9/v1", vocab_size=V, eos=0, stops=(2,), api_key="secret")
+    lm = {"ngram": ngram, "huggingface": lambda: hugging_face("GPTNeoX"), "remote": lambda: served}[kind]()
+    save_base(lm, tmp_path)
+    again = open_base(tmp_path, tokenizer())
+    assert type(again) is language_model_class(kind) is type(lm)
+    assert lm.draws_here == (kind != "remote")
+    if kind == "remote":
+        assert (again.url, again.stops, again.api_key) == (lm.url, (2,), None)
+        assert "secret" not in (tmp_path / "base.json").read_text()
+    else:
+        contexts = Sequences.from_lists(CONTEXTS)
+        assert torch.equal(again.next_log_probs(contexts), lm.next_log_probs(contexts))
+
+
+@pytest.mark.parametrize(
+    ("record", "words"), [({}, "kind None"), ({"kind": "no"}, "kind 'no'"), ({"kind": "ngram"}, "path")]
+)
+def test_a_record_that_says_too_little_is_one_sentence(record, words, tmp_path):
+    (tmp_path / "base.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=f"base.json .*{words}: run the base stage again"):
+        open_base(tmp_path, tokenizer())
+
+
 @dataclass
 class Wrong:
     """A language model with one fault, for the contract to find."""
@@ -84,7 +121,7 @@ class Wrong:
 
     def __post_init__(self):
         self.inner = TabularLM.random(Rng(2), vocab_size=V, order=2)
-        self.vocab_size, self.eos, self.max_length = V, 0, None
+        self.vocab_size, self.eos, self.max_length, self.draws_here = V, 0, None, True
 
     def log_prob(self, x):
         value = self.inner.log_prob(x)

@@ -14,6 +14,8 @@ CONTEXTS = [[1, 2, 3], [], [2]]
 class Bare:
     """A language model with no stepper of its own."""
 
+    draws_here = True
+
     def __init__(self, lm):
         self.lm, self.vocab_size, self.eos, self.max_length = lm, lm.vocab_size, lm.eos, 9
 

@@ -57,7 +57,7 @@ def test_small_chunks_of_the_model_change_nothing(monkeypatch):
 class OtherStreams:
     """A language model that names streams by the place in the batch."""
 
-    vocab_size, eos, max_length = V, 0, None
+    vocab_size, eos, max_length, draws_here = V, 0, None, True
 
     def log_prob(self, x):
         return LM.log_prob(x)

@@ -443,6 +443,8 @@ def test_looks_end_at_the_end():
 class Bare:
     """Someone's own language model: the role and nothing more."""
 
+    draws_here = True
+
     def __init__(self, inner):
         self.inner, self.vocab_size, self.eos, self.max_length = inner, inner.vocab_size, inner.eos, inner.max_length
 

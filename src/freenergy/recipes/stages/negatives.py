@@ -125,7 +125,7 @@ def make_noise(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) ->
 
 def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromLM:
     """Draws of the base; a server draws by a seed a request, networks and tables many windows at once."""
-    return FromLM(lm, corpus.space, truncation, together=type(lm).__name__ != "RemoteLM")
+    return FromLM(lm, corpus.space, truncation, together=lm.draws_here)
 
 
 def _part(settings: BaseNegatives | InfilledNegatives | LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> Noise:

@@ -18,6 +18,7 @@ from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
 from freenergy.energies.probe import layers_read
 from freenergy.energies.saving import copied
+from freenergy.lm.activations import NetworkLM
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.ngram import NgramLM
@@ -115,8 +116,8 @@ def matched(shape: Preset, *, parameters: int, vocab_size: int, eos: int) -> Pre
     return found
 
 
-def _network(settings: BaselineSettings, base: LanguageModel) -> HuggingFaceLM:
-    if not isinstance(base, HuggingFaceLM):
+def _network(settings: BaselineSettings, base: LanguageModel) -> NetworkLM:
+    if not isinstance(base, NetworkLM):
         raise UserError(
             f"the baseline {settings.name!r} of kind {settings.kind!r} needs the base's network, and a "
             f'{type(base).__name__} has none: take a base with a network, or kind = "local" with features = "ngram"'
@@ -129,7 +130,7 @@ def _size(model: Any) -> int:
 
 
 def _base_size(base: LanguageModel) -> int:
-    return _size(base.model) if isinstance(base, HuggingFaceLM) else 0
+    return _size(base.model) if isinstance(base, NetworkLM) else 0
 
 
 def _longer(

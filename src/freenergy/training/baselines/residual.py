@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, LanguageModel, Truncation, normalised
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.activations import NetworkLM
 from freenergy.lm.network_steps import log_softmax
 from freenergy.lm.stepping import PlainStepper, check_fits, in_chunks, started, sum_dtype, sum_tokens
 from freenergy.training.baselines.reading import NUMBERS, NetworkReader, Places, PlainReader, picked_in_parts, targets
@@ -34,12 +34,13 @@ class ResidualLM:
     token, which is exact and slow.
     """
 
+    draws_here = True
+
     def __init__(self, base: LanguageModel, corrections: Sequence[nn.Module], *, layers: tuple[int, ...] = ()) -> None:
         self.base, self.corrections = base, list(corrections)
         self.vocab_size, self.eos, self.max_length = base.vocab_size, base.eos, base.max_length
-        is_network = isinstance(base, HuggingFaceLM)
-        self.device = base.device if isinstance(base, HuggingFaceLM) else torch.device("cpu")
-        self._reader = NetworkReader(base.model, layers) if is_network else PlainReader(base)  # type: ignore[attr-defined]
+        self.device = base.model.device if isinstance(base, NetworkLM) else torch.device("cpu")
+        self._reader = NetworkReader(base.model, layers) if isinstance(base, NetworkLM) else PlainReader(base)
         self.places_at_once = max(1, NUMBERS // self.vocab_size)
 
     def read(self, rows: Sequences) -> Callable[[Places], Float[Tensor, "m V"]]:
