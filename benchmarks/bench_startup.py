@@ -1,4 +1,4 @@
-"""Starting: the command line, the package and the loading of a joint model, beside what torch and transformers take.
+"""Starting: the command line, the package and the loading of a residual model, beside what torch and transformers take.
 
     python benchmarks/bench_startup.py [--rounds 3] [--quick] [--out benchmarks/results/startup.json]
 
@@ -67,7 +67,7 @@ def imports():
 
 
 def small_joint(folder):
-    """A joint model on disk: six layers, an n-gram energy."""
+    """A residual model on disk: six layers, an n-gram energy."""
     words = tokenizers.models.WordLevel({f"w{i}": i for i in range(8000)}, unk_token="w0")
     tokenizer = Tokenizer(tokenizers.Tokenizer(words), eos=0)
     lm = HuggingFaceLM(ways.made(ways.six()), eos=0)
@@ -85,7 +85,7 @@ def loading(rounds):
             MODEL_OF_TRANSFORMERS: ("-c", MODEL_OF_TRANSFORMERS),
             "freenergy.load": ("-c", f"import freenergy; freenergy.load({str(path)!r})"),
         }
-        return rows_of("loading a joint model", found, rounds, MODEL_OF_TRANSFORMERS)
+        return rows_of("loading a residual model", found, rounds, MODEL_OF_TRANSFORMERS)
 
 
 def cases(quick):

@@ -1,13 +1,13 @@
-"""Sequential Monte Carlo beside plain resampling at equal base tokens: how far is what they emit from the joint model?
+"""Sequential Monte Carlo compared with plain resampling at equal base tokens: how far are they from the residual model?
 
     python benchmarks/sequential.py RUN [--particles 8 32 128] [--repeats 4] [--prefixes 12] [--out FILE.json]
 
-Quality is log Z − E[log Ẑ] in nats, an upper bound of KL(law of an emitted text ‖ joint model) for both. E[log Ẑ] is a
-mean over repeats; log Z cancels in the difference between the two, which is paired by prefix with Student's t interval
-over prefixes. For the gaps themselves log Z is the mean of all Ẑ of sequential runs of the prefix, weighted by their
-particles. Both draw ``particles`` × length tokens from the base. "Plain needs" is how many plain candidates reach the
-same gap, interpolated. Not in the cost: the energy reads a text once for plain resampling, and at each look here; the
-CPU seconds tell what that comes to. ``--repeats`` counts runs with the most particles; with fewer there are as many
+Quality is log Z − E[log Ẑ] in nats, an upper bound of KL(law of an emitted text ‖ residual model) for both. E[log Ẑ] is
+a mean over repeats; log Z cancels in the difference between the two, which is paired by prefix with Student's t
+interval over prefixes. For the gaps themselves log Z is the mean of all Ẑ of sequential runs of the prefix, weighted by
+their particles. Both draw ``particles`` × length tokens from the base. "Plain needs" is how many plain candidates reach
+the same gap, interpolated. Not in the cost: the energy reads a text once for plain resampling, and at each look here;
+the CPU seconds tell what that comes to. ``--repeats`` counts runs with the most particles; with fewer there are as many
 more, so that all have the same number of particles in total.
 """
 

@@ -1,4 +1,4 @@
-"""A joint model of bytes that answers at once, a server on loopback around it, and a small real run."""
+"""A residual model of bytes that answers at once, a server on loopback around it, and a small real run."""
 
 import threading
 import time
@@ -90,7 +90,7 @@ def serving():
 
 @pytest.fixture(scope="session")
 def serve(serving, joint):
-    """A server of a joint model with some limits; the engine is beside it."""
+    """A server of a residual model with some limits; the engine is beside it."""
     from freenergy.web.app import create_app
     from freenergy.web.engine import Engine
     from freenergy.web.settings import Limits, ServerSettings

@@ -1,4 +1,4 @@
-"""Small joint models for the playground's tests, and a server for them in a thread.
+"""Small residual models for the playground's tests, and a server for them in a thread.
 
 python tests/web/playground_fixtures.py [RUN]        serves the small one, or a run, for a look with a browser
 """
@@ -68,7 +68,7 @@ def nasty_joint():
 
 @contextmanager
 def served(joint, *, limits=None, **settings):
-    """A server of a joint model at a free port of this machine: its address and its engine."""
+    """A server of a residual model at a free port of this machine: its address and its engine."""
     engine = Engine(joint, limits or Limits())
     app = create_app(engine, ServerSettings(**settings))
     with bound("127.0.0.1", 0) as listener:

@@ -33,7 +33,7 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def ask(client):
-    """A completion of the joint model with few candidates."""
+    """A completion of the residual model with few candidates."""
 
     def ask(prompt="a bad", **how):
         extra = how.pop("extra_body", {})

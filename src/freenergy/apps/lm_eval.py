@@ -30,26 +30,26 @@ from freenergy.text.model import RECORD, ResidualModel
 _LOG = logging.getLogger(__name__)
 _HARNESS = "the adapter needs lm-evaluation-harness: install it with pip install 'freenergy[eval]'"
 _NOT_NORMALISED = (
-    "the joint model's log-scores are not normalised, so the harness cannot measure perplexity with them: use "
+    "the residual model's log-scores are not normalised, so the harness cannot measure perplexity with them: use "
     "`freenergy evaluate RUN`, which gives it with bounds"
 )
 
 
 @final
 class TextModel:
-    """A joint model (or its base alone) that reads and writes strings."""
+    """A residual model (or its base alone) that reads and writes strings."""
 
     def __init__(self, joint: ResidualModel, *, n: int = 64, length: int = 40, seed: int = 0) -> None:
         if n < 1 or length < 1:
             raise UserError(f"n is {n} and length {length}: set both to 1 or more")
         if joint.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to ResidualModel")
+            raise UserError("this residual model has no tokenizer: pass one to ResidualModel")
         self.joint, self.tokenizer = joint, joint.tokenizer
         self.n, self.length, self.rng = n, length, Rng(seed)
 
     @classmethod
     def open(cls, run: str, *, base: bool = False, n: int = 64, length: int = 40, seed: int = 0) -> "TextModel":
-        """The joint model of a run (or of a saved pair); with ``base``, the run's language model alone."""
+        """Return the residual model of a run (or of a saved pair); with ``base``, the run's language model alone."""
         return cls(_base_alone(run) if base else load(run), n=n, length=length, seed=seed)
 
     def log_scores(self, context: str, continuations: Sequence[str]) -> list[float]:
@@ -61,7 +61,7 @@ class TextModel:
         return [float(score) for score in self.joint.log_score(Continuations.from_lists([c], [xs]))[0]]
 
     def write(self, context: str, until: Sequence[str], length: int | None, rng: Rng) -> str:
-        """A continuation by importance resampling among n draws of the base, cut at the first stop string."""
+        """Return a continuation by importance resampling among n draws of the base, cut at the first stop string."""
         space = SequenceSpace(
             vocab_size=self.joint.base.vocab_size, length=length or self.length, eos=self.tokenizer.eos
         )
@@ -72,7 +72,7 @@ class TextModel:
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
 
     def _fitting(self, context: list[int], length: int) -> list[int]:
-        """The end of a context that leaves room for ``length`` tokens."""
+        """Return the end of a context that leaves room for ``length`` tokens."""
         most = self.joint.base.max_length
         if most is None or len(context) + length <= most:
             return context
@@ -83,7 +83,7 @@ class TextModel:
 
 
 def cut(text: str, until: Sequence[str]) -> str:
-    """The text before the first stop string.
+    """Return the text before the first stop string.
 
     >>> cut("one. two! three", ["!", "."])
     'one'
@@ -92,7 +92,7 @@ def cut(text: str, until: Sequence[str]) -> str:
 
 
 def _base_alone(run: str) -> ResidualModel:
-    """The language model of a run or of a saved pair, with E = 0."""
+    """Return the language model of a run or of a saved pair, with E = 0."""
     if (Path(run) / RECORD).is_file():
         pair = ResidualModel.from_pretrained(run)
         return ResidualModel(pair.base, no_energy, pair.tokenizer)
@@ -150,7 +150,7 @@ def _check_kinds(settings: dict[str, Any]) -> None:
 
 
 def _choices(model: TextModel, requests: list[Any]) -> list[tuple[float, bool]]:
-    """Scores of all choices, question by question; what is greedy under a joint model is not known."""
+    """Scores of all choices, question by question; what is greedy under a residual model is not known."""
     found: list[tuple[float, bool]] = []
     uneven = questions = 0
     for _, group in groupby(requests, key=lambda request: (request.task_name, request.doc_id, request.args[0])):

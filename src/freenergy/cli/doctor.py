@@ -25,7 +25,7 @@ _EXTRAS = ("datasets", "matplotlib", "jinja2", "fastapi", "uvicorn")
 
 
 def examine() -> dict[str, Any]:
-    """The machine, and the outcome of every check."""
+    """Return the machine, and the outcome of every check."""
     checks = [_check(*check) for check in _CHECKS]
     return {"machine": _machine(), "checks": checks}
 

@@ -83,7 +83,7 @@ def refuse(sentence: str, **more: Any) -> NoReturn:
 
 
 def _is_heard() -> bool:
-    """Where the ranks of a distributed training end together, one of them says why."""
+    """Return where the ranks of a distributed training end together, one of them says why."""
     if "WORLD_SIZE" not in os.environ:
         return True
     from freenergy.training.distributed.ranks import speaks

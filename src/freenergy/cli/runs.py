@@ -84,7 +84,7 @@ def evaluate(
     workers: WorkersName = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Measure base, joint model and baselines, with bounds; without options, show what the run has measured."""
+    """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.cli.show import Bars, show_evaluation
     from freenergy.core.workers.from_name import worker_pool
     from freenergy.recipes.stages.evaluate import Question

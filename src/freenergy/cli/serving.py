@@ -1,4 +1,4 @@
-"""The command that serves a joint model: serve."""
+"""The command that serves a residual model: serve."""
 
 import os
 from pathlib import Path

@@ -11,7 +11,8 @@ from freenergy.core.errors import UserError
 study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two models writes better, blindly.")
 StudyFolder = Annotated[Path, typer.Argument(metavar="STUDY", help="The folder of a study.")]
 Law = Annotated[
-    Literal["base", "joint"] | None, typer.Option(help="Base or joint model; the joint one where there is an energy.")
+    Literal["base", "joint"] | None,
+    typer.Option(help="Base or residual model; the residual one where there is an energy."),
 ]
 
 
@@ -26,7 +27,7 @@ def create(
     prefixes: Annotated[int, typer.Option(help="Pairs to compare.")] = 333,
     a: Law = None,
     b: Law = None,
-    candidates: Annotated[int, typer.Option(help="Candidates that a text of a joint model is chosen among.")] = 256,
+    candidates: Annotated[int, typer.Option(help="Candidates that a text of a residual model is chosen among.")] = 256,
     length: Annotated[int | None, typer.Option(help="Tokens of a continuation; as trained unless given.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
@@ -136,7 +137,7 @@ def report(folder: StudyFolder, as_json: AsJson = False) -> None:
 
 
 def _page(folder: Path, summary: dict[str, Any]) -> str | None:
-    """The study's page, where what writes it is installed."""
+    """Return the study's page, where what writes it is installed."""
     from importlib.util import find_spec
 
     if find_spec("jinja2") is None:

@@ -1,4 +1,4 @@
-"""Commands that use a joint model: sample, next, score, distil."""
+"""Commands that use a residual model: sample, next, score, distil."""
 
 import json
 from enum import StrEnum
@@ -70,7 +70,7 @@ def sample(
     keep: Annotated[bool, typer.Option("--keep-candidates", help="Put every candidate into the JSON.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text with the run's joint model, or with its base where there is no energy."""
+    """Continue a text with the run's residual model, or with its base where there is no energy."""
     from freenergy.core.roles import Truncation
     from freenergy.recipes.writing import Task, open_writer
     from freenergy.text.write import Writing
@@ -209,7 +209,7 @@ def next_token(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What comes next under the base and under the joint model, side by side, with standard errors."""
+    """What comes next under the base and under the residual model, side by side, with standard errors."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.writing import show_next
     from freenergy.recipes import load
@@ -237,7 +237,7 @@ def score(
     seed: Annotated[int, typer.Option(help="Of the restarts and the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Rank lists of candidates with the joint model: exact, since Z is the same for all of a list."""
+    """Rank lists of candidates with the residual model: exact, since Z is the same for all of a list."""
     from freenergy.cli.show import Bars, show_table
     from freenergy.cli.show.writing import show_lists
     from freenergy.recipes import load
@@ -274,7 +274,7 @@ def distil(
     validate_every: Annotated[int, typer.Option(help="Steps between two looks at held-out text.")] = 25,
     as_json: AsJson = False,
 ) -> None:
-    """Tune a copy of the base until plain sampling comes near to the joint model."""
+    """Tune a copy of the base until plain sampling comes near to the residual model."""
     from dataclasses import replace
 
     from freenergy.cli.show import Bars

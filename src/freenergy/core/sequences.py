@@ -56,7 +56,7 @@ class Sequences:
 
     @staticmethod
     def cat(parts: "Sequence[Sequences]") -> "Sequences":
-        """All the strings, padded to the longest."""
+        """Return all the strings, padded to the longest."""
         width = max(part.tokens.shape[1] for part in parts)
         tokens = [pad(part.tokens, (0, width - part.tokens.shape[1])) for part in parts]
         return Sequences(torch.cat(tokens), torch.cat([part.lengths for part in parts]))
@@ -82,7 +82,7 @@ class Sequences:
         return [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
 
     def to(self, device: torch.device | str) -> "Sequences":
-        """The same strings on another device."""
+        """Return the same strings on another device."""
         return Sequences(self.tokens.to(device), self.lengths.to(device))
 
 
@@ -135,11 +135,11 @@ class Continuations:
         return _mask(self.lengths, self.tokens.shape[2])
 
     def __getitem__(self, rows: slice | Tensor) -> "Continuations":
-        """Some of the contexts, with all their continuations."""
+        """Return some of the contexts, with all their continuations."""
         return Continuations(self.contexts[rows], self.tokens[rows], self.lengths[rows])
 
     def candidates(self, columns: slice | Tensor) -> "Continuations":
-        """All contexts, with some of their continuations."""
+        """Return all contexts, with some of their continuations."""
         return Continuations(self.contexts, self.tokens[:, columns], self.lengths[:, columns])
 
     def lists(self) -> list[list[list[int]]]:
@@ -153,11 +153,11 @@ class Continuations:
         return Continuations(self.contexts.trimmed(), self.tokens[:, :, :width], self.lengths)
 
     def flat(self) -> Sequences:
-        """The B·N continuations alone, context-major."""
+        """Return the B·N continuations alone, context-major."""
         return Sequences(self.tokens.flatten(0, 1), self.lengths.flatten())
 
     def joined(self) -> Sequences:
-        """The B·N whole strings, context then continuation with no gap, padded on the right."""
+        """Return the B·N whole strings, context then continuation with no gap, padded on the right."""
         (B, N), P, L = self.shape, self.contexts.tokens.shape[1], self.tokens.shape[2]
         start = self.contexts.lengths.view(B, 1, 1)
         place = torch.arange(P + L, device=self.tokens.device).expand(B, N, P + L)
@@ -168,7 +168,7 @@ class Continuations:
         return Sequences(tokens * _mask(lengths, P + L), lengths)
 
     def to(self, device: torch.device | str) -> "Continuations":
-        """The same strings on another device."""
+        """Return the same strings on another device."""
         return Continuations(self.contexts.to(device), self.tokens.to(device), self.lengths.to(device))
 
 
@@ -199,7 +199,7 @@ class SequenceSpace:
         return int(V**L if self.eos is None else sum((V - 1) ** t for t in range(L + 1)))
 
     def enumerate(self) -> Sequences:
-        """Every string of the space, shortest first.
+        """Return every string of the space, shortest first.
 
         >>> len(SequenceSpace(vocab_size=3, length=3, eos=0).enumerate())
         15
@@ -216,7 +216,7 @@ class SequenceSpace:
         return Sequences.from_lists(ended + list(product(inner, repeat=L)))
 
     def lengths(self, tokens: Int[Tensor, "*rows length"]) -> Int[Tensor, "*rows"]:
-        """Where each row of ``length`` drawn tokens stops: after its first EOS, or at the end."""
+        """Return where each row of ``length`` drawn tokens stops: after its first EOS, or at the end."""
         if self.eos is None:
             return torch.full(tokens.shape[:-1], tokens.shape[-1], device=tokens.device)
         running = (tokens == self.eos).cumsum(-1).eq(0).sum(-1)

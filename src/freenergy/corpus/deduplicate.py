@@ -20,7 +20,7 @@ from freenergy.corpus.windows import Places
 
 _CHUNK = 1 << 18  # positions of the stream at a time: a few arrays of them stay in the processor's cache
 _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no token's share of the hash is lost
-_MOST_FILTER_BITS = 26  # 64 MB, one byte an entry
+_MOST_FILTER_BITS = 26  # 64 MB, one byte per entry
 
 Array = np.ndarray
 
@@ -36,7 +36,7 @@ class Stream:
 
     @classmethod
     def on_disk(cls, path: Path, kind: np.dtype, documents: Integer[np.ndarray, " bounds"]) -> "Stream":
-        """A file of tokens; read, not mapped, so that what has passed leaves memory."""
+        """Return a file of tokens; read, not mapped, so that what has passed leaves memory."""
 
         def read(first: int, stop: int) -> Array:
             return np.fromfile(path, dtype=kind, offset=first * kind.itemsize, count=stop - first)
@@ -58,7 +58,7 @@ def repeated(held_out: Stream, earlier: Iterable[Stream], n: int, advance: Advan
 
 
 def touched(places: Bool[np.ndarray, " tokens"], windows: Places, prefix: int, n: int) -> Bool[np.ndarray, " windows"]:
-    """Which windows hold a marked n-gram from its first token to its last."""
+    """Return which windows hold a marked n-gram from its first token to its last."""
     before = np.zeros(len(places) + 1, dtype=np.int64)
     np.cumsum(places, out=before[1:])
     start = windows["start"]

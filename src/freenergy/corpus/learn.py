@@ -74,7 +74,7 @@ def _eos(inner: tokenizers.Tokenizer) -> int:
 
 
 def _small(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in parts small enough that 256 of them are nothing, cut at white space."""
+    """Yield the same text in parts small enough that 256 of them are nothing, cut at white space."""
     for text in texts:
         start = 0
         while start < len(text):

@@ -86,7 +86,7 @@ def _tokenizer(
     seed: int,
     progress: Progress,
 ) -> Tokenizer:
-    """The tokenizer of the corpus: as stored, or loaded, or learned from the training split."""
+    """Return the tokenizer of the corpus: as stored, or loaded, or learned from the training split."""
     place = folder / "tokenizer"
     if not (place / "tokenizer.json").exists():
         if isinstance(tokenizer_settings, PretrainedTokenizer):
@@ -106,7 +106,7 @@ def _tokenizer(
 def _finish(
     settings: CorpusSettings, tokenizer: Tokenizer, counts: dict[str, StreamCount], folder: Path, progress: Progress
 ) -> CorpusReport:
-    """Windows of each split, cleared of what earlier splits hold; then the report."""
+    """Return windows of each split, cleared of what earlier splits hold; then the report."""
     splits: dict[str, SplitReport] = {}
     examples: tuple[Example, ...] = ()
     streams: dict[str, Stream] = {}

@@ -32,7 +32,7 @@ Reader = Callable[[Path, CorpusSettings, Advance], Fragments]
 
 
 def find(path: Path) -> list[Path]:
-    """The files (and ``datasets`` folders) to read at a path, in order: itself, or all it contains."""
+    """Return the files (and ``datasets`` folders) to read at a path, in order: itself, or all it contains."""
     if _is_saved_dataset(path):
         return [path]
     if path.is_dir():
@@ -49,7 +49,7 @@ def find(path: Path) -> list[Path]:
 
 
 def _loops(child: Path) -> bool:
-    """A link to a folder that it lies in would give the same text again and again."""
+    """Return a link to a folder that it lies in would give the same text again and again."""
     return child.is_symlink() and child.resolve() in child.absolute().parents
 
 
@@ -63,7 +63,7 @@ def _found_below(child: Path) -> list[Path]:
 
 
 def size(paths: Sequence[Path]) -> int:
-    """Bytes on disk, the measure of progress."""
+    """Return bytes on disk, the measure of progress."""
     return sum(file.stat().st_size for path in paths for file in ([path] if path.is_file() else path.rglob("*.arrow")))
 
 
@@ -87,7 +87,7 @@ def _is_saved_dataset(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The file decompressed, and the file on disk, whose position measures progress."""
+    """Yield the file decompressed, and the file on disk, whose position measures progress."""
     try:
         with pa.OSFile(str(path)) as raw:
             codec = _COMPRESSIONS.get(path.suffix)
@@ -157,7 +157,7 @@ def _text(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 
 
 def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
-    """One document a row; null and a half of a surrogate pair are no text."""
+    """Yield one document per row; null and a half of a surrogate pair are no text."""
     number, held = 0, ""
     for part, _ in _with_last(lines(_decoded(path, advance))):
         held += part
@@ -170,7 +170,7 @@ def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 
 
 def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """The same, with a newline at the end in any case."""
+    """Yield the same, with a newline at the end in any case."""
     yield from parts
     yield "\n", False
 
@@ -226,7 +226,7 @@ def _parquet_rows(file: Any, path: Path, column: str, advance: Advance) -> Fragm
 
 
 def _datasets(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
-    """All rows of a saved Dataset, or of every split of a saved DatasetDict."""
+    """Yield all rows of a saved Dataset, or of every split of a saved DatasetDict."""
     try:
         import datasets
     except ImportError:

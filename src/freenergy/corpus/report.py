@@ -53,7 +53,7 @@ class CorpusReport:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "CorpusReport":
-        """The inverse of ``to_json``."""
+        """Return the inverse of ``to_json``."""
         splits = {name: SplitReport(**value["splits"][name]) for name in SPLITS if name in value["splits"]}
         examples = tuple(Example(**example) for example in value["examples"])
         return cls(**{**value, "splits": splits, "examples": examples})

@@ -27,7 +27,7 @@ from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.tokenizer import Tokenizer
 
 SHARD_BYTES = 16 << 20
-_BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes a token until a batch is done; more is no faster
+_BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes per token until a batch is done; more is no faster
 
 _IN_PROCESS = InProcess()
 
@@ -47,7 +47,7 @@ class StreamCount:
 
 
 def token_type(vocab_size: int) -> np.dtype:
-    """Two bytes a token where they suffice, else four; little-endian."""
+    """Return two bytes per token where they suffice, else four; little-endian."""
     return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
 
 
@@ -73,8 +73,8 @@ def encode_shards(
 def _make(folder: Path, tokenizer: Tokenizer, item: tuple[int, Group]) -> None:
     """Encode one group of text into its shard."""
     k, group = item
-    with atomic_write(_shard(folder, k)) as aside:
-        save_file(_encode(group, tokenizer), aside)
+    with atomic_write(_shard(folder, k)) as temporary:
+        save_file(_encode(group, tokenizer), temporary)
 
 
 def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> dict[str, StreamCount]:
@@ -96,13 +96,13 @@ def write_array(path: Path, array: Array) -> None:
     """A .npy file, made in memory first: numpy's own writing to a file does not say so when the disk is full."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
-    with atomic_write(path) as aside:
-        aside.write_bytes(buffer.getbuffer())
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def _open(stack: ExitStack, path: Path) -> IO[bytes]:
-    aside = stack.enter_context(atomic_write(path))
-    return stack.enter_context(aside.open("wb"))
+    temporary = stack.enter_context(atomic_write(path))
+    return stack.enter_context(temporary.open("wb"))
 
 
 def _shard(folder: Path, k: int) -> Path:
@@ -124,7 +124,7 @@ def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[Group]:
 
 
 def _encode(group: Sequence[tuple[str, Piece, int]], tokenizer: Tokenizer) -> dict[str, Array]:
-    """Tokens of the pieces, EOS after each last one, with the split, length and bytes of each piece."""
+    """Return tokens of the pieces, EOS after each last one, with the split, length and bytes of each piece."""
     kind = token_type(tokenizer.vocab_size)
     tokens: list[Array] = []
     lengths: list[int] = []

@@ -42,7 +42,7 @@ class Survey:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Survey":
-        """The inverse of ``to_json``."""
+        """Return the inverse of ``to_json``."""
         return cls(documents=value["documents"], characters=value["characters"], bounds=tuple(value["bounds"]))
 
 
@@ -65,7 +65,7 @@ def survey(settings: CorpusSettings, sources: Sources, seed: int, progress: Prog
 def tagged(
     settings: CorpusSettings, sources: Sources, found: Survey, seed: int, advance: Advance
 ) -> Iterator[tuple[str, Piece]]:
-    """All pieces in the order of the sources, each with its split."""
+    """Yield all pieces in the order of the sources, each with its split."""
     for name, paths in sources.items():
         split = name
         for piece in read(paths, settings, advance):
@@ -75,14 +75,14 @@ def tagged(
 
 
 def wanted(settings: CorpusSettings, sources: Sources) -> tuple[str, ...]:
-    """The splits that there will be."""
+    """Return the splits that there will be."""
     if "all" in sources:
         return SPLITS if settings.test_share > 0 else SPLITS[:2]
     return tuple(name for name in SPLITS if name in sources)
 
 
 def total_size(sources: Sources) -> int:
-    """Bytes on disk of all sources, the measure of progress."""
+    """Return bytes on disk of all sources, the measure of progress."""
     return size([path for paths in sources.values() for path in paths])
 
 

@@ -38,7 +38,7 @@ class Windows:
         return len(self.starts)
 
     def continuations(self, rows: slice | Sequence[int] | Tensor | np.ndarray) -> Continuations:
-        """Some windows: B prefixes as contexts with one continuation each, padded on the right to L."""
+        """Return some windows: B prefixes as contexts with one continuation each, padded on the right to L."""
         at = rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         if isinstance(at, np.ndarray) and at.size and not 0 <= at.min() <= at.max() < len(self):
             raise UserError(
@@ -113,7 +113,7 @@ class Corpus:
         return SequenceSpace(vocab_size=self.tokenizer.vocab_size, length=self.continuation, eos=eos)
 
     def stream(self, split: str) -> np.memmap:
-        """All tokens of a split, each document followed by EOS, mapped from disk."""
+        """Return all tokens of a split, each document followed by EOS, mapped from disk."""
         path, kind = self._path(split, "bin"), token_type(self.report.vocab_size)
         expected = self.report.splits[split].tokens * kind.itemsize
         if path.stat().st_size != expected:
@@ -130,7 +130,7 @@ class Corpus:
         return bounds
 
     def windows(self, split: str) -> Windows:
-        """The windows of a split."""
+        """Return the windows of a split."""
         path = self._path(split, "windows.npy")
         places = read_windows(path)
         if len(places) != self.report.splits[split].windows:

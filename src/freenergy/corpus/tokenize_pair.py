@@ -61,7 +61,7 @@ def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str
 
 
 def _after(tokenizer: Tokenizer, context: list[int], prefix: str, text: str) -> JoinedText:
-    """A text after its prefix: cut from the tokens of both, or made without the prefix."""
+    """Return a text after its prefix: cut from the tokens of both, or made without the prefix."""
     whole, P = tokenizer.encode(prefix + text), len(context)
     together = JoinedText(whole[P:], False, _misread(tokenizer, context, whole[P:], text))
     if whole[:P] == context and together.reads_as is None:
@@ -73,7 +73,7 @@ def _after(tokenizer: Tokenizer, context: list[int], prefix: str, text: str) -> 
 
 
 def _misread(tokenizer: Tokenizer, context: list[int], tokens: list[int], text: str) -> str | None:
-    """What tokens spell after their context, where that is not the text."""
+    """Return what tokens spell after their context, where that is not the text."""
     before, both = tokenizer.decode(context), tokenizer.decode([*context, *tokens])
     reads = both[len(before) :] if both.startswith(before) else tokenizer.decode(tokens)
     return None if reads == text else reads

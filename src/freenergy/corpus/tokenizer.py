@@ -46,18 +46,18 @@ class Tokenizer:
         return fingerprint({"tokenizer": self._state, "eos": self.eos})
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         try:
             return list(self._inner.encode(text, add_special_tokens=False).ids)
         except TypeError:  # half of a surrogate pair, as a terminal makes of bytes that are not UTF-8
             raise UserError(f"the text {text[:40]!r} is not UTF-8: give it in that encoding") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, on all cores."""
+        """Return the tokens of each text, on all cores."""
         return [encoding.ids for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens; special tokens are no text."""
+        """Return the text of tokens; special tokens are no text."""
         return str(self._inner.decode([i for i in ids if i != self.eos], skip_special_tokens=True))
 
     @cached_property

@@ -29,7 +29,7 @@ Places = np.ndarray  # of RECORD
 def make_windows(
     documents: Integer[np.ndarray, " bounds"], settings: CorpusSettings, split: str, part: int = _PART
 ) -> Iterator[Places]:
-    """Start, continuation length and document of every window, in the order of the stream and in parts.
+    """Yield start, continuation length and document of every window, in the order of the stream and in parts.
 
     ``documents`` are the bounds of the documents in the stream: document d is [documents[d], documents[d + 1]), its
     EOS included.
@@ -56,7 +56,7 @@ def places_of(
     lengths: Integer[np.ndarray, " W"] | int,
     documents: Integer[np.ndarray, " W"] | int = 0,
 ) -> Places:
-    """Windows that begin there, with continuations of these lengths."""
+    """Return windows that begin there, with continuations of these lengths."""
     places = np.empty(len(starts), dtype=RECORD)
     places["start"], places["length"], places["document"] = starts, lengths, documents
     return places
@@ -74,7 +74,7 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
 
 def write_windows(path: Path, parts: Iterable[Places]) -> Places:
     """Store windows as a file of numpy; what was stored, mapped."""
-    with atomic_write(path) as aside, aside.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         count = 0
         _write_header(file, count)
         for part in parts:
@@ -92,7 +92,7 @@ def _write_header(file: BinaryIO, count: int) -> None:
 
 
 def read_windows(path: Path) -> Places:
-    """The windows that ``write_windows`` stored, mapped."""
+    """Return the windows that ``write_windows`` stored, mapped."""
     with corruption_as_user_error(path, "run the corpus stage again"):
         places: Places = np.load(path, mmap_mode="r", allow_pickle=False)
         if places.dtype != RECORD or places.ndim != 1:

@@ -21,8 +21,8 @@ def energies_of(
 ) -> Float[Tensor, "B N"]:
     """E(c, x); one sentence that names the class and the batch where it is no [B, N] of finite numbers.
 
-    ``allow_inf``: +inf is a number too, and says that the joint model never writes this. ``known`` is what this energy
-    can be told of x beside x itself.
+    ``allow_inf``: +inf is a number too, and says that the residual model never writes this. ``known`` is what this
+    energy can be told of x beside x itself.
     """
     E = energy(x, **(known or {}))
     at = f" in {where}" if where else ""

@@ -2,9 +2,9 @@
 
     E(c, x) = α · (log P_LM(x | c) − log Q(x | c)) + w · pool(h_Q(c, x)) + b
 
-Q begins as a copy of the base, so E = 0 at the start; α, Q, w and b learn. With α = 1 and w = b = 0 the joint model is
-Q itself, and log Z = 0. One reading of Q gives both its states and its log-probabilities; the base is read by the same
-code, so that the two agree to the last bit while their weights do.
+Q begins as a copy of the base, so E = 0 at the start; α, Q, w and b learn. With α = 1 and w = b = 0 the residual model
+is Q itself, and log Z = 0. One reading of Q gives both its states and its log-probabilities; the base is read by the
+same code, so that the two agree to the last bit while their weights do.
 """
 
 import math

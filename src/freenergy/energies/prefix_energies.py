@@ -4,7 +4,7 @@
 
 The beginnings of x are read as one batch. There is no rise at the first token: an energy need not have a number for no
 text at all. An energy was trained on whole continuations and reads a beginning as if the text stopped there, so this is
-a picture of where it takes offence, not a measurement. What the joint model itself says of each token is another
+a picture of where it takes offence, not a measurement. What the residual model itself says of each token is another
 question, and dearer: ``partition.steps``.
 """
 

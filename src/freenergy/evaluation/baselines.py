@@ -1,7 +1,7 @@
 """Other language models on the same windows as base and joint.
 
-A baseline is a normalised language model, so its perplexity needs no bounds. What the joint model is worth shows beside
-one that had the same parameters and compute: where even the joint's certificate loses, the verdict says so.
+A baseline is a normalised language model, so its perplexity needs no bounds. What the residual model is worth shows
+beside one that had the same parameters and compute: where even the joint's certificate loses, the verdict says so.
 """
 
 from typing import Any, NamedTuple
@@ -49,9 +49,9 @@ def compare(against_base: Compared, against_joint: Compared | None, rng: Rng) ->
 def _verdict(less: Measurement) -> str:
     """In words who is better: ``less`` is by how much the baseline's perplexity is below the joint's certified one."""
     if less.value is None or less.low is None or less.high is None:
-        return "there is too little text to tell it from the joint model"
+        return "there is too little text to tell it from the residual model"
     if less.low > 0:
-        return f"the joint model loses to it: perplexity is {less.value:.1f} % lower than the joint's certified one"
+        return f"the residual model loses to it: perplexity is {less.value:.1f} % lower than the joint's certified one"
     if less.high < 0:
-        return f"the joint model is better: perplexity is {-less.value:.1f} % higher than the joint's certified one"
-    return "no difference from the joint model's certified perplexity is shown"
+        return f"the residual model is better: perplexity is {-less.value:.1f} % higher than the joint's certified one"
+    return "no difference from the residual model's certified perplexity is shown"

@@ -12,7 +12,7 @@ resamples (Hesterberg 2015, What Teachers Should Know About the Bootstrap, secti
 No resample lies beyond the best and the worst document, and all D documents are on one side of the truth once in
 2^(D − 1): with fewer than six that alone is more than 5 %, so the interval is then the linearised one with Student's t.
 
-The interval of the joint model's gain is not made here: ``certified`` takes the linearised t interval of the same
+The interval of the residual model's gain is not made here: ``certified`` takes the linearised t interval of the same
 paired differences. It needs no random numbers, it can be told at any D ≥ 2, and the gain per sequence is a mean, for
 which both agree. Between two language models, whose difference per token is less near to normal, the resamples follow
 the shape of it.

@@ -1,4 +1,4 @@
-"""What a joint model gains over its base on held-out text: optimistic, conservative and for sure.
+"""What a residual model gains over its base on held-out text: optimistic, conservative and for sure.
 
     log P(x) = log P_LM(x) − E(x) − log Z        log Z from the n − 1 draws of the window (``partition``)
     lower:     log Z by T_n, in expectation too low, so the perplexity is too good
@@ -197,7 +197,7 @@ def _note(gain: Measurement, most: float) -> str:
     if gain.low is None or gain.high is None:
         return together(found, "the text is one document, so no interval of the gain can be told")
     if gain.high < 0:
-        return "the joint model is worse than its base on this text"
+        return "the residual model is worse than its base on this text"
     if gain.low <= 0:
         return together(found, "the interval of the gain holds 0: no gain is shown")
     return found

@@ -1,4 +1,4 @@
-"""Perplexity of the joint model against the number of draws (Fig. 2, left, of Deng et al. 2020).
+"""Perplexity of the residual model against the number of draws (Fig. 2, left, of Deng et al. 2020).
 
     at m draws:   log Z_m = mean over disjoint parts of m of the N stored draws
 

@@ -1,4 +1,4 @@
-"""How likely real, base and joint text are to the base and to the joint model (Fig. 3 of Deng et al. 2020).
+"""How likely real, base and joint text are to the base and to the residual model (Fig. 3 of Deng et al. 2020).
 
     log P_LM(x) / |x|,      log P(x) / |x| = (log P_LM(x) − E(x) − log Z) / |x|        nats a token
 
@@ -33,7 +33,7 @@ def densities(scores: WindowScores, chosen: dict[str, Int[Tensor, " W"]]) -> dic
 def density_numbers(
     scores: WindowScores, Z: LogPartition, chosen: dict[str, Int[Tensor, " W"]]
 ) -> Float[Tensor, "W models texts"]:
-    """Nats a token of the human, the base and the joint text of each window under base and joint model."""
+    """Nats a token of the human, the base and the joint text of each window under base and residual model."""
     log_z = torch.where(Z.jackknife.isfinite(), Z.jackknife, Z.lower).unsqueeze(1)
     columns = torch.stack([torch.zeros_like(chosen["base"]), chosen["base"], chosen["joint"]], dim=1)
     log_base, log_score, lengths = (

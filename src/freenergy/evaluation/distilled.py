@@ -1,4 +1,4 @@
-"""How near a distilled policy π has come to the joint model P, and what its draws are worth as candidates.
+"""How near a distilled policy π has come to the residual model P, and what its draws are worth as candidates.
 
     n draws of P_LM and m of π are draws of the mixture  q = (n·P_LM + m·π)/(n + m),      w = P_LM · e^{−E} / q
 

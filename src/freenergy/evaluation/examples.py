@@ -71,7 +71,7 @@ def _told(scores: WindowScores, w: int, i: int, text: str) -> dict[str, Any]:
 def base_samples(
     lm: LanguageModel, corpus: Corpus, windows: Windows, num: int, rng: Rng, progress: Progress
 ) -> list[dict[str, Any]]:
-    """One draw of the base for each of some prefixes, where there is no joint model."""
+    """One draw of the base for each of some prefixes, where there is no residual model."""
     chosen, decode = rng.child("samples").permutation(len(windows))[:num], corpus.tokenizer.decode
     found = []
     with progress.track("samples", len(chosen), "windows") as advance:

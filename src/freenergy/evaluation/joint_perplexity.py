@@ -1,4 +1,4 @@
-"""Perplexity of a joint model on any texts, with fresh draws.
+"""Perplexity of a residual model on any texts, with fresh draws.
 
     x_1 … x_{n−1} ~ q(· | c),      log w = log P_LM − log q − E,      then as in ``certified``
 
@@ -51,7 +51,7 @@ def joint_perplexity(
     check_in_space(windows, space)
     counts = _counts(windows, arange(W) if documents is None else documents, model.tokenizer)
     found = []
-    with progress.track("perplexity of the joint model", W, "windows") as advance:
+    with progress.track("perplexity of the residual model", W, "windows") as advance:
         for b in range(W):
             one = slice(b, b + 1)
             scores = _score(model, windows[one], counts[one], draws, space, rng.shift(contexts=b), truncation)

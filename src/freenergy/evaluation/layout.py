@@ -1,7 +1,7 @@
 """Where an evaluation keeps what is slow to make: shards that appear whole, below its folder.
 
     windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows a shard
-    certified/<who>/    the same of each baseline on the windows of the joint model
+    certified/<who>/    the same of each baseline on the windows of the residual model
     scores/             log P_LM and E of candidates, some windows a shard
     positions/          log P of each token, a window a shard
 
@@ -16,7 +16,7 @@ WINDOWS = 4  # whose candidates are scored at once
 
 
 def log_probs_folder(folder: Path, baseline: str | None, *, is_certified: bool = False) -> Path:
-    """Of the base (None) or of a baseline; on the joint model's windows if ``is_certified``."""
+    """Of the base (None) or of a baseline; on the residual model's windows if ``is_certified``."""
     who = "base" if baseline is None else fingerprint(baseline)
     return folder / ("certified" if is_certified else "windows") / who
 

@@ -1,4 +1,4 @@
-"""Where in a continuation the joint model gains (Fig. 1 of Deng et al. 2020).
+"""Where in a continuation the residual model gains (Fig. 1 of Deng et al. 2020).
 
     log P(x_t | c, x_<t) = log P_LM(x_t | c, x_<t) + log Z(c, x_≤t) − log Z(c, x_<t)        (Eq. 5)
     gain at t = 100 · (1 − exp(−mean of (log P − log P_LM)))

@@ -1,4 +1,4 @@
-"""What every number about a joint model is made of: the scores of windows' own texts and of draws beside them.
+"""What every number about a residual model is made of: the scores of windows' own texts and of draws beside them.
 
     log w = log P_LM(x) − log q(x) − E(x)        q the law of the draws; log w = −E where q is P_LM
     log P(x) = log P_LM(x) − E(x) − log Z

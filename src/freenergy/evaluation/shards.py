@@ -54,7 +54,7 @@ class EvaluationShards:
 
     @property
     def _joint(self) -> JointSubject:
-        assert self.subject.joint is not None, "without a joint model there are no such items"
+        assert self.subject.joint is not None, "without a residual model there are no such items"
         return self.subject.joint
 
     def _score(self, joint: JointSubject, k: int) -> None:

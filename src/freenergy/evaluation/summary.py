@@ -1,4 +1,4 @@
-"""All that is measured of a base and its joint model, in one pass over stored draws.
+"""All that is measured of a base and its residual model, in one pass over stored draws.
 
     scores [W, n]  →  perplexity and gain, curve over draws, densities, statistics of text, examples
     rows           →  perplexity of base and baselines, paired comparisons
@@ -43,7 +43,7 @@ _VERSIONS = 8  # times that a model's text is drawn for statistics
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointSubject:
-    """An energy, and the base's draws for the windows that the joint model is measured on."""
+    """An energy, and the base's draws for the windows that the residual model is measured on."""
 
     energy: nn.Module
     store: NegativeStore
@@ -91,7 +91,7 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
 
 
 def score_cache(subject: Subject, joint: JointSubject) -> FeatureCache:
-    """The windows of the joint model with their candidates, in the chunks that are scored at once."""
+    """The windows of the residual model with their candidates, in the chunks that are scored at once."""
     contrast = StoredContrast(subject.windows, joint.store)
     return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
@@ -111,7 +111,7 @@ def _fold(subject: Subject, joint: JointSubject, counts: Counts, folder: Path, r
 def _joint(
     subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[dict[str, Any], Compared]:
-    """What is told of the joint model, and its certificate for others to be compared with."""
+    """What is told of the residual model, and its certificate for others to be compared with."""
     rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
     counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
     folding = _fold(subject, joint, counts, folder, rng.child("texts"), progress)

@@ -1,4 +1,4 @@
-"""What comes next, under the base and under the joint model (section A.1 and Table 3 of Deng et al. 2020).
+"""What comes next, under the base and under the residual model (section A.1 and Table 3 of Deng et al. 2020).
 
     P(v | c, h) = a_v / Σ_u a_u,      a_v = P_LM(v | c, h) · Z(c, h v)
     Ẑ(c, h v) = (1/m) Σ_j e^{−E(c, h v y_j)},      y_j ~ P_LM(· | c, h v)

@@ -54,7 +54,7 @@ class EvaluationSettings:
     windows: int = 400
     samples: int = 3  # continuations shown, each of another held-out prefix
     candidates: int = 256  # n of the certificate, the true continuation among them
-    certified_windows: int = 100  # on which the joint model is measured
+    certified_windows: int = 100  # on which the residual model is measured
     position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
     position_draws: int = 32  # completions at each place
 

@@ -22,7 +22,7 @@ class Base(NamedTuple):
 
 
 def load(folder: str | Path) -> ResidualModel:
-    """The joint model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
+    """The residual model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
     if (Path(folder) / JOINT).is_file():
         return ResidualModel.from_pretrained(folder)
     run = Run.open(folder)

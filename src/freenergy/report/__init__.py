@@ -25,7 +25,7 @@ def can_draw() -> bool:
 
 
 def look() -> str:
-    """The style sheet that the report shares with the playground and the study."""
+    """Return the style sheet that the report shares with the playground and the study."""
     return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 

@@ -84,7 +84,7 @@ def cite(run: Run) -> str:
 
 
 def methods(recipe: Recipe) -> dict[str, str]:
-    """The key of each paper to cite, and what of it is used."""
+    """Return the key of each paper to cite, and what of it is used."""
     used: dict[str, str] = {}
     if isinstance(recipe.base, NgramBase):
         used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"

@@ -57,7 +57,7 @@ def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Dr
             ax.plot([begun + epoch for epoch in x], y, color=colour, linestyle=dashes, label=row["name"])
     for ax, title in zip(axes, ("training", "validation"), strict=True):
         ax.set_title(title, loc="left", fontsize=11)
-        ax.set_ylabel("cross-entropy (nats a token)")
+        ax.set_ylabel("cross-entropy (nats per token)")
     axes[-1].set_xlabel("epoch")
     axes[0].legend(fontsize=8)
     last = ", ".join(f"{row['name']} {number(row['validation']['mean'])}" for row in shown)
@@ -154,7 +154,7 @@ def _words(name: str) -> str:
 
 
 def _sheets(folder: Path, table: dict[str, Any]) -> list[Path]:
-    """A sheet of each row that has drawn images, first seed."""
+    """Return a sheet of each row that has drawn images, first seed."""
     made = []
     for row in table["rows"]:
         drawn = folder / row["folders"][0] / "measured" / "samples.safetensors"

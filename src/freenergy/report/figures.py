@@ -27,7 +27,7 @@ from freenergy.core.format import interval, is_number, number
 COLOURS = {"human": "#009E73", "base": "#D55E00", "joint": "#0072B2"}
 DASHES = {"human": "-", "base": "-.", "joint": "--"}
 MARKERS = {"human": "o", "base": "s", "joint": "D"}
-NAMES = {"human": "human text", "base": "base", "joint": "joint"}
+NAMES = {"human": "human text", "base": "base", "joint": "residual"}
 _INK = "#2b2f36"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 11, "text.color": _INK, "axes.edgecolor": _INK,
@@ -72,11 +72,11 @@ class Drawing:
             return
         alone = re.sub(r"(<svg[^>]*>)", rf"\1<style>{_ALONE}</style>", self.svg, count=1)
         write_text(folder / f"{self.name}.svg", alone)
-        with atomic_write(folder / f"{self.name}.png") as aside:
-            aside.write_bytes(self.png)
+        with atomic_write(folder / f"{self.name}.png") as temporary:
+            temporary.write_bytes(self.png)
 
     def inline(self) -> str:
-        """The SVG to stand in a page, among others."""
+        """Return the SVG to stand in a page, among others."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg))
         # ids are counted from one in every figure, and a page holds four
@@ -101,9 +101,9 @@ def rendered(
 
 
 def draw(evaluation: dict[str, Any]) -> list[Drawing]:
-    """All four, each from its part of the evaluation."""
+    """Return all four, each from its part of the evaluation."""
     if "joint" not in evaluation:
-        because = "It needs a joint model: add an [energy] section to the recipe and run it again."
+        because = "It needs a residual model: add an [energy] section to the recipe and run it again."
         return [Drawing(name=name, title=title, missing=because) for name, (title, _) in _FIGURES.items()]
     with rc_context(STYLE):
         return [make(evaluation, partial(rendered, name, title)) for name, (title, make) in _FIGURES.items()]
@@ -131,9 +131,9 @@ def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
         figure=figure,
         alt=f"Gain from {number(gain[0])} % at position {x[0]} to {number(gain[-1])} % at position {x[-1]}, "
         f"largest at position {best['position']}: {number(best['gain_percent'])} %.",
-        caption="How much lower the joint model's perplexity of each token is than the base's, by the token's place in "
-        "the continuation. Each step's probability is estimated from completions drawn from the base; the band is the "
-        "95 % interval over documents, cut where it leaves the figure. Above zero the joint model predicts better.",
+        caption="How much lower the residual model's perplexity of each token is than the base's, by the token's place "
+        "in the continuation. Each step's probability is estimated from completions drawn from the base; the band is "
+        "the 95 % interval over documents, clipped to the figure. Above zero the residual model predicts better.",
     )
 
 
@@ -144,9 +144,9 @@ def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawi
     figure, (ax,) = _canvas(1, 3.9)
     lines = {
         "base": dict(label="base", color=COLOURS["base"], linestyle=DASHES["base"]),
-        "upper": dict(label="joint, upper estimate", color=COLOURS["joint"], linestyle=":", marker="^"),
-        "certified": dict(label="joint, certified", color=COLOURS["joint"], linestyle="-", marker=MARKERS["joint"]),
-        "lower": dict(label="joint, lower estimate", color=COLOURS["joint"], linestyle="--", marker="v"),
+        "upper": dict(label="residual, upper estimate", color=COLOURS["joint"], linestyle=":", marker="^"),
+        "certified": dict(label="residual, certified", color=COLOURS["joint"], linestyle="-", marker=MARKERS["joint"]),
+        "lower": dict(label="residual, lower estimate", color=COLOURS["joint"], linestyle="--", marker="v"),
     }
     n = [row["draws"] for row in rows]
     for key, style in lines.items():
@@ -164,11 +164,11 @@ def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawi
     last = rows[-1]
     return drawing(
         figure=figure,
-        alt=f"With {last['draws']} draws: base {number(last['base'])}, joint certified {number(last['certified'])}, "
+        alt=f"With {last['draws']} draws: base {number(last['base'])}, residual certified {number(last['certified'])}, "
         f"lower {number(last['lower'])}, upper {number(last['upper'])}.",
-        caption="Perplexity of the joint model against the number of draws that log Z is estimated from. The certified "
-        "line is in expectation above the perplexity of what resampling with that many candidates writes; where the "
-        "two estimates meet, more draws change nothing. Subsets of the same stored draws, averaged.",
+        caption="Perplexity of the residual model against the number of draws that log Z is estimated from. The "
+        "certified line is in expectation above the perplexity of what resampling with that many candidates writes; "
+        "where the two estimates meet, more draws change nothing. Subsets of the same stored draws, averaged.",
     )
 
 
@@ -220,9 +220,9 @@ def _densities(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
     return drawing(
         figure=figure,
         alt=f"Densities of three kinds of text under two models. {apart}",
-        caption="How likely real text, the base's text and the joint model's text are to each model: log-probability "
-        "per token of whole continuations (kernel estimate; the ticks below are the means). A model whose own text is "
-        f"likelier to it than real text has learned too narrow a law. {apart}".strip(),
+        caption="How likely real text, the base's text and the residual model's text are to each model: "
+        "log-probability per token of whole continuations (kernel estimate; the ticks below are the means). A model "
+        f"whose own text is likelier to it than real text has learned too narrow a law. {apart}".strip(),
     )
 
 
@@ -242,7 +242,7 @@ def _density(ax: Axes, values: Sequence[Any], name: str) -> None:
 
 
 def _apart(differences: dict[str, Any]) -> str:
-    """The differences of means, in words."""
+    """Return the differences of means, in words."""
     told = []
     for model in ("base", "joint"):
         by_text = differences.get(model)

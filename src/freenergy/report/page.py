@@ -27,12 +27,12 @@ from freenergy.report.toml import to_toml
 from freenergy.runs.run import is_current
 
 _HERE = Path(__file__).parent
-PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it unless told otherwise
+PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it by default
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
 
 def read_evaluation(run: Run) -> dict[str, Any]:
-    """What the run has measured, or a sentence that says why there is nothing to report."""
+    """Return what the run has measured, or a sentence that says why there is nothing to report."""
     run.finished("evaluation")
     path = run.stage("evaluation") / SUMMARY
     if not is_current(STAGE, run):
@@ -41,7 +41,7 @@ def read_evaluation(run: Run) -> dict[str, Any]:
 
 
 def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
-    """The HTML of a run's report."""
+    """Return the HTML of a run's report."""
     environment = templates()
     environment.filters["playground"] = _in_playground
     records = {stage.name: run.finished(stage.name) for stage in stages_of(run.recipe)}
@@ -73,22 +73,22 @@ def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
 
 
 def _in_playground(prefix: str) -> str:
-    """Where the playground opens with this prefix."""
+    """Return where the playground opens with this prefix."""
     return f"{PLAYGROUND}#prefix={percent_encoded(prefix, safe='')}"
 
 
 def summary(evaluation: dict[str, Any]) -> str:
-    """The result in one sentence."""
+    """Return the result in one sentence."""
     joint, split = evaluation.get("joint"), evaluation["split"]
     if not joint:
         base = evaluation["base"]
         return (
             f"On {base['windows']:,} {split} windows the base's perplexity is {number(base['perplexity']['token'])} "
             f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
-            "joint model to measure."
+            "residual model to measure."
         )
     percent, ends = joint["gain"]["percent"], joint["gain"]["interval"] or [None, None]
-    where = f"On {joint['windows']:,} {split} windows the joint model's certified perplexity"
+    where = f"On {joint['windows']:,} {split} windows the residual model's certified perplexity"
     if not is_number(percent):
         return f"{where} could not be measured."
     if all(map(is_number, ends)) and ends[0] <= 0 <= ends[1]:
@@ -104,18 +104,18 @@ def _ends(ends: list[Any]) -> str:
 
 
 def verdicts(evaluation: dict[str, Any]) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Return what a reader must know before believing the numbers."""
     found = (evaluation.get("joint") or {}).get("verdict") or ""
     return [*([_sentence(found)] if found else []), *_against(evaluation, are_beaten=False)]
 
 
 def beaten(evaluation: dict[str, Any]) -> list[str]:
-    """Of which baselines the joint model is shown to be better."""
+    """Of which baselines the residual model is shown to be better."""
     return _against(evaluation, are_beaten=True)
 
 
 def _against(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
-    """The verdicts on baselines: on those that are surely worse than the joint model, or on the others."""
+    """Return the verdicts on baselines: on those that are surely worse than the residual model, or on the others."""
     found = []
     for name, baseline in (evaluation.get("baselines") or {}).items():
         ends = (baseline.get("against_joint") or {}).get("interval") or [None, None]
@@ -137,7 +137,7 @@ def energies(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def commands(recipe: Recipe) -> list[str]:
-    """What to type to get the same numbers elsewhere."""
+    """Return what to type to get the same numbers elsewhere."""
     is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
     folder = _folder(recipe)
     first = f"freenergy run {recipe.name}" if is_shipped else f"freenergy run recipe.toml --out {quote(folder)}"
@@ -145,12 +145,12 @@ def commands(recipe: Recipe) -> list[str]:
 
 
 def _folder(recipe: Recipe) -> str:
-    """Where such a run is, unless told otherwise."""
+    """Return where such a run is, by default."""
     return f"runs/{recipe.name}"
 
 
 def _study(summary: dict[str, Any]) -> dict[str, Any]:
-    """What people preferred, as the study's own page says it."""
+    """Return what people preferred, as the study's own page says it."""
     return {
         "name": summary["study"],
         "sentence": sentence(summary),
@@ -160,7 +160,7 @@ def _study(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _example(example: dict[str, Any]) -> dict[str, Any]:
-    """A prefix, and its continuations with the words that name them."""
+    """Return a prefix, and its continuations with the words that name them."""
     rows = []
     for key, title in _KINDS.items():
         if found := example.get(key):

@@ -32,5 +32,5 @@ def draw_sheet(images: UInt8[np.ndarray, "n height width *colours"], path: Path,
     for k, image in enumerate(images):
         top, left = _GAP + k // columns * tall, _GAP + k % columns * wide
         sheet[top : top + height, left : left + width] = image
-    with atomic_write(path) as aside:
-        imsave(aside, sheet.repeat(zoom, 0).repeat(zoom, 1), format="png", metadata=_NO_METADATA)
+    with atomic_write(path) as temporary:
+        imsave(temporary, sheet.repeat(zoom, 0).repeat(zoom, 1), format="png", metadata=_NO_METADATA)

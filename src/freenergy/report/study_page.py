@@ -21,7 +21,7 @@ def write_study_page(folder: Path, summary: dict[str, Any]) -> Path:
 
 
 def study_page(summary: dict[str, Any]) -> str:
-    """The HTML of a study's report."""
+    """Return the HTML of a study's report."""
     return (
         templates()
         .get_template("study.html.j2")

@@ -15,7 +15,7 @@ _TESTS = {
 
 
 def simulated(summary: dict[str, Any]) -> str:
-    """A label where not all raters are people."""
+    """Return a label where not all raters are people."""
     found = summary["raters"]
     if not found["simulated"]:
         return ""
@@ -26,7 +26,7 @@ def simulated(summary: dict[str, Any]) -> str:
 
 
 def sentence(summary: dict[str, Any]) -> str:
-    """The result in a sentence or two."""
+    """Return the result in a sentence or two."""
     test, all_pairs = summary["tests"]["decided"], summary["pairs"]["with_votes"]
     a, b = (summary["models"][model]["name"] for model in ("a", "b"))
     if not test["n"]:
@@ -41,7 +41,7 @@ def sentence(summary: dict[str, Any]) -> str:
 
 
 def preference(summary: dict[str, Any]) -> Table:
-    """The rates of Table 2, in the three ways to count ties."""
+    """Return the rates of Table 2, in the three ways to count ties."""
     rows = []
     for name, (rate, meaning) in _TESTS.items():
         test = summary["tests"][name]
@@ -52,7 +52,7 @@ def preference(summary: dict[str, Any]) -> Table:
 
 
 def votes(summary: dict[str, Any]) -> Table:
-    """What was counted, dropped, and agreed on."""
+    """Return what was counted, dropped, and agreed on."""
     pairs, given, outcomes = summary["pairs"], summary["votes"], summary["outcomes"]
     checks, agree = summary["attention"], summary["agreement"]
     alpha = f"{number(agree['alpha'])} ({_plain_interval(agree['interval'])})"
@@ -65,13 +65,13 @@ def votes(summary: dict[str, Any]) -> Table:
         ["attention checks failed", f"{checks['failed']} of {checks['asked']}", "one stands on every page"],
         ["agreeing pairs of votes", percent(agree["share"]), f"on {agree['units']} pairs with two votes or more"],
         ["Krippendorff's α", alpha, "1 is agreement, 0 is chance; 95 % bootstrap interval over pairs"],
-        ["seconds a page", number(summary["seconds_a_page"]), "median, from its first showing to its answer"],
+        ["seconds per page", number(summary["seconds_a_page"]), "median, from its first showing to its answer"],
     ]  # fmt: skip
     return Table(caption="Votes and agreement", columns=("what", "value", "meaning"), rows=rows, is_prose=True)
 
 
 def raters(summary: dict[str, Any]) -> Table:
-    """One row a rater."""
+    """Return one row per rater."""
     rows = []
     for rater in summary["by_rater"]:
         right = rater["qualification"]
@@ -81,12 +81,12 @@ def raters(summary: dict[str, Any]) -> Table:
         questions = f"{right['right']} of {right['given']}"
         rows.append([rater["label"], questions, known, *counts, first, number(rater["seconds_a_page"])])
     columns = ("rater", "questions right", "qualified", "pages", "votes", "dropped", "checks failed", "counted for B",
-               "chose text 1", "seconds a page")  # fmt: skip
+               "chose text 1", "seconds per page")  # fmt: skip
     return Table(caption="Raters", columns=columns, rows=rows)
 
 
 def probability(value: Any) -> str:
-    """A p-value in two digits.
+    """Return a p-value in two digits.
 
     >>> probability(0.00084), probability(0.52), probability(1e-12), probability(None)
     ('0.00084', '0.52', '1e-12', '–')

@@ -7,11 +7,11 @@ from typing import Any, final
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
 
 _BOUNDS = {
-    "certified": "joint, certified",
-    "upper": "joint, upper estimate",
-    "lower": "joint, lower estimate",
+    "certified": "residual, certified",
+    "upper": "residual, upper estimate",
+    "lower": "residual, lower estimate",
 }
-_TRAINING = ("negatives", "energy")  # the stages that the joint model costs beyond its base
+_TRAINING = ("negatives", "energy")  # the stages that the residual model costs beyond its base
 
 
 @final
@@ -32,7 +32,7 @@ def headline(evaluation: dict[str, Any]) -> Table:
     if joint:
         if not _are_same(joint.get("base_perplexity"), evaluation["base"]["perplexity"]["token"]):
             cells = [number(joint.get("base_perplexity")), interval(joint.get("base_interval")), *[DASH] * 5]
-            rows.append([f"base, on the joint model's {joint['windows']:,} windows", *cells])
+            rows.append([f"base, on the residual model's {joint['windows']:,} windows", *cells])
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
     rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
     return Table(
@@ -82,7 +82,7 @@ def _baseline(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def diagnostics(joint: dict[str, Any]) -> Table:
-    """What tells whether the estimates can be believed, each with what it means."""
+    """Return what tells whether the estimates can be believed, each with what it means."""
     Z, sure = joint.get("log_partition") or {}, joint["gain"]
     nats = f"{number(sure['nats_per_sequence'])} ({interval(sure.get('nats_interval'))})"
     rows = [
@@ -108,7 +108,7 @@ def diagnostics(joint: dict[str, Any]) -> Table:
 
 
 def text_statistics(text: dict[str, Any]) -> Table:
-    """How varied and how new each kind of text is."""
+    """Return how varied and how new each kind of text is."""
     kinds, orders = [kind for kind in ("human", "base", "joint") if kind in text], ("2", "3", "4")
     rows = [[f"distinct {n}-grams", *(_share(text[kind]["distinct"][n]) for kind in kinds)] for n in orders]
     rows += [["repeated 4-grams", *(_share(text[kind]["repetition"]) for kind in kinds)]]
@@ -137,7 +137,7 @@ def stages(records: dict[str, dict[str, Any]]) -> Table:
 
 
 def versions(records: dict[str, dict[str, Any]]) -> Table:
-    """The packages that the stages ran with; more than one version where they differ."""
+    """Return the packages that the stages ran with; more than one version where they differ."""
     found: dict[str, list[str]] = {}
     for record in records.values():
         for package, version in record.get("versions", {}).items():

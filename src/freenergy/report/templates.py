@@ -6,7 +6,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def templates() -> Environment:
-    """Those of this folder, with the filter ``tight``."""
+    """Return those of this folder, with the filter ``tight``."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

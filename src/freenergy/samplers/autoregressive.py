@@ -4,10 +4,10 @@
     Ẑ(c, x_<t v) = (1/m) Σ_j w(x_<t v y_j),      y_j ~ q(· | c, x_<t v)
 
 q is P_LM restricted to its top k tokens at every step, in the roll-outs too. (Were the roll-outs left whole, as section
-A.1 may be read, the law would be that of no joint model: each step would count futures that no later step can write.)
-So as m grows, or at once where one token is left, the steps are those of a joint model, and the text follows it:
+A.1 may be read, the law would be that of no residual model: each step would count futures that no later step can
+write.) So as m grows, or at once where one token is left, the steps are those of a residual model:
 
-    target "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the joint model
+    target "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the residual model
     target "model":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
 
 At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With y_j = q(v) w_j / Σ_u a_u, whose

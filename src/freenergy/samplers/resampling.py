@@ -1,4 +1,4 @@
-"""Importance resampling: the default way to write with a joint model (Algorithm 1 of Deng et al. 2020).
+"""Importance resampling: the default way to write with a residual model (Algorithm 1 of Deng et al. 2020).
 
     x_1 … x_n ~ q(· | c),      emit x_i with probability w_i / Σ_j w_j
 

@@ -1,8 +1,8 @@
 """Long text, chunk by chunk: what Deng et al. (2020) left as future work.
 
-    x_k ~ P(· | c x_1 … x_{k−1}),      P the joint model of chunks of L tokens
+    x_k ~ P(· | c x_1 … x_{k−1}),      P the residual model of chunks of L tokens
 
-Each chunk is sampled given what has been written, so the text follows a chain of normalised joint models. A chunk is
+Each chunk is sampled given what has been written, so the text follows a chain of normalised residual models. A chunk is
 chosen for itself alone, though it may lead nowhere. Looking ahead by one chunk weighs candidate x_i also by what can
 follow it:
 

@@ -1,4 +1,4 @@
-"""The joint model: a language model and an energy that corrects it.
+"""The residual model: a language model and an energy that corrects it.
 
     P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c),      log_score = log_base − energy = log P(x | c) + log Z(c)
 
@@ -82,7 +82,7 @@ class ResidualModel:
         may go on, so a longer one is a narrower claim and seldom has the higher score.
         """
         if self.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before ranking texts")
+            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before ranking texts")
         if isinstance(candidates, str) or not candidates:
             raise UserError("there is no list of candidates to rank: give one text or more, as in ['one', 'another']")
         joined = join(self.tokenizer, prefix, candidates, end=[self.tokenizer.eos] if ends else [])
@@ -126,7 +126,7 @@ class ResidualModel:
     ) -> Texts:
         """Texts by any sampler, chunk by chunk if asked."""
         if self.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before writing with it")
+            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before writing with it")
         found = write_texts(
             self.residual, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
         )
@@ -143,10 +143,10 @@ class ResidualModel:
         seed: int = 0,
         progress: Progress = SILENT,
     ) -> NextTable:
-        """What comes after a prefix, and after what is ``written`` of the continuation, under base and joint model."""
+        """Return what follows a prefix and the ``written`` start of a continuation, under base and residual model."""
         if self.tokenizer is None:
             raise UserError(
-                "this joint model has no tokenizer: pass one to ResidualModel before asking what comes next"
+                "this residual model has no tokenizer: pass one to ResidualModel before asking what comes next"
             )
         context, head = self.tokenizer.encode(prefix), list[int]()
         if written:
@@ -188,7 +188,7 @@ class ResidualModel:
         ``facts`` are what is known of the pair (how it was trained and measured); they are kept and told by the card.
         """
         if self.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before saving it")
+            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before saving it")
         save_energy: Any = getattr(self.energy, "save_pretrained", None)
         if save_energy is None:
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
@@ -211,11 +211,11 @@ class ResidualModel:
         """Load what ``save_pretrained`` has written."""
         folder = Path(folder)
         if not (folder / RECORD).is_file():
-            raise UserError(f"there is no joint model in {folder}: give a folder that save_pretrained has made")
+            raise UserError(f"there is no residual model in {folder}: give a folder that save_pretrained has made")
         tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
         record = read_json(folder / RECORD)
         if tokenizer.fingerprint != record.get("tokenizer"):
-            raise UserError(f"the tokenizer in {folder} is not the one of the joint model: save it again")
+            raise UserError(f"the tokenizer in {folder} is not the one of the residual model: save it again")
         base = open_base(folder, tokenizer)
         energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
         space = None if record.get("space") is None else SequenceSpace(**record["space"])

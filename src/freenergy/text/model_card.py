@@ -1,4 +1,4 @@
-"""The page that travels with a saved joint model: what it is, how it was made and measured, how to load it."""
+"""The page that travels with a saved residual model: what it is, how it was made and measured, how to load it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def model_card(model: Residual, facts: dict[str, Any]) -> str:
     parameters = sum(weight.numel() for weight in trainable)
     told = "\n".join(_lines(facts)) if facts else "- none were recorded when the pair was saved"
     return f"""{_FRONT}
-# A joint model of text
+# A residual model of text
 
     P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
 

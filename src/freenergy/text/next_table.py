@@ -12,7 +12,7 @@ COLUMNS = ("next", "base", "joint", "± s.e.", "joint's rank", "effective")
 @final
 @dataclass(frozen=True, slots=True)
 class NextTable:
-    """The likeliest next tokens of the base, with the probabilities of base and joint model."""
+    """The likeliest next tokens of the base, with the probabilities of base and residual model."""
 
     prefix: str
     found: NextToken

@@ -1,9 +1,9 @@
-"""What a joint model thinks of given continuations, and the order that follows from it.
+"""What a residual model thinks of given continuations, and the order that follows from it.
 
     share_i = P(x_i | c) / Σ_j P(x_j | c) = softmax(log_score)_i,      log_score = log P_LM − E
 
-Z(c) is the same for all continuations of one context, so the joint model's probability of each of n candidates, given
-that it is one of these, is known exactly.
+Z(c) is the same for all continuations of one context, so the residual model's probability of each of n candidates,
+given that it is one of these, is known exactly.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """One candidate of a list, and what the joint model thinks of it."""
+    """One candidate of a list, and what the residual model thinks of it."""
 
     text: str
     tokens: int

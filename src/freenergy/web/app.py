@@ -43,7 +43,7 @@ class Json(JSONResponse):
 
 
 def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
-    """The API, the metrics and the playground of one joint model."""
+    """The API, the metrics and the playground of one residual model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -80,7 +80,7 @@ def _api(engine: Engine, settings: ServerSettings) -> APIRouter:
 
     @found.post("/v1/completions", dependencies=[Depends(json_only)])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Texts that continue prompts, by the joint model or its base."""
+        """Texts that continue prompts, by the residual model or its base."""
         completion = await asyncio.to_thread(Completion.of, engine, settings, spelling, body)
         if not body.stream:
             return Json(await unless_gone(request, completion.whole()))
@@ -90,7 +90,7 @@ def _api(engine: Engine, settings: ServerSettings) -> APIRouter:
 
     @found.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The joint model and its base."""
+        """The residual model and its base."""
         return {"object": "list", "data": [card(settings.name), card(settings.base_name)]}
 
     @found.get("/v1/models/{name:path}")

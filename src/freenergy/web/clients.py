@@ -18,7 +18,7 @@ async def json_only(request: Request) -> None:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, which ends when the client leaves."""
+    """Return the result of some work, which ends when the client leaves."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
 """/v1/completions: a request becomes a question for each prompt, and the texts become choices.
 
-    log-probabilities are log P_LM(x_t | c, x_<t) of the base, raw: the joint model weighs whole texts, not tokens
+    log-probabilities are log P_LM(x_t | c, x_<t) of the base, raw: the residual model weighs whole texts, not tokens
 
-What the joint model knows of a text (its energy, its share of the weight) and of the choice (effective sample size,
+What the residual model knows of a text (its energy, its share of the weight) and of the choice (effective sample size,
 log Ẑ, the distance from the law that was aimed at) stands in an extra field, ``freenergy``.
 """
 
@@ -212,7 +212,7 @@ class Completion:
         return given if isinstance(given, str) else self.spelling.tokenizer.decode(given)
 
     def _end(self, text: Text, growing: Growing, kept: int) -> dict[str, Any]:
-        """Why a text ended, and what the joint model knows of it."""
+        """Why a text ended, and what the residual model knows of it."""
         is_ended = text.has_ended or growing.stopped_by is not None
         numbers = {key: value for key, value in text.to_json().items() if key not in ("text", "tokens", "has_ended")}
         extra = {} if text is _EMPTY else {"freenergy": numbers | {"tokens": kept}}

@@ -59,7 +59,7 @@ class StreamOptions(Body):
 class CompletionRequest(Body):
     """The body of /v1/completions; what is null is as if it were not there."""
 
-    model: str = Field(description="The name of the joint model, or NAME-base for its base.")
+    model: str = Field(description="The name of the residual model, or NAME-base for its base.")
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = ""
     n: int | None = Field(None, ge=1, description="Texts for each prompt.")
     best_of: int | None = Field(None, ge=1)
@@ -73,7 +73,7 @@ class CompletionRequest(Body):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    candidates: int | None = Field(None, ge=1, description="Of each choice of the joint model.")
+    candidates: int | None = Field(None, ge=1, description="Of each choice of the residual model.")
     target: Law | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
@@ -96,7 +96,7 @@ class CompletionRequest(Body):
             if getattr(self, name) not in (None, at_rest):
                 raise Refusal(f"{name} is not known to this server: leave it out, or at {at_rest!r}", param=name)
         if self.best_of not in (None, self.n or 1):
-            words = "best_of must be n: the joint model weighs candidates itself, so ask for more candidates"
+            words = "best_of must be n: the residual model weighs candidates itself, so ask for more candidates"
             raise Refusal(words, param="best_of")
         if self.stream_options is not None and not self.stream:
             raise Refusal("stream_options has no meaning without stream: leave it out", param="stream_options")
@@ -105,7 +105,7 @@ class CompletionRequest(Body):
             raise Refusal(words, param="prompt_logprobs")
 
     def prompts(self) -> Sequence[str | list[int]]:
-        """The prompts, each a text or its tokens."""
+        """Return the prompts, each a text or its tokens."""
         prompt: Any = self.prompt
         if isinstance(prompt, list) and not prompt:
             raise Refusal("prompt is an empty list: give a text, or '' for a new document", param="prompt")
@@ -113,7 +113,7 @@ class CompletionRequest(Body):
         return [prompt] if is_one else list(prompt)
 
     def truncation(self, vocab_size: int) -> Truncation:
-        """The proposal; temperature 0 is the likeliest token."""
+        """Return the proposal; temperature 0 is the likeliest token."""
         if self.temperature == 0:
             return Truncation(top_k=1)
         top_k = self.top_k if self.top_k is not None and 0 < self.top_k < vocab_size else None
@@ -123,7 +123,7 @@ class CompletionRequest(Body):
         )
 
     def stops(self) -> tuple[str, ...]:
-        """The strings that end a text."""
+        """Return the strings that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -136,7 +136,7 @@ class ScoreRequest(Body):
 
 
 def kind_of(status: int) -> str:
-    """The type of an error, by its status."""
+    """Return the type of an error, by its status."""
     kinds: dict[int, Literal["authentication_error", "rate_limit_error", "timeout_error"]] = {
         401: "authentication_error",
         408: "timeout_error",
@@ -146,7 +146,7 @@ def kind_of(status: int) -> str:
 
 
 def malformed(error: RequestValidationError) -> Refusal:
-    """One sentence for a body that does not fit its model; what was sent is not repeated."""
+    """Return one sentence for a body that does not fit its model; what was sent is not repeated."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refusal("the body is not JSON: send an object as application/json", code="json_invalid")
@@ -160,7 +160,7 @@ def malformed(error: RequestValidationError) -> Refusal:
 
 
 def law_of(model: str, *, joint: str, base: str) -> Literal["joint", "base"]:
-    """Which of the two models has this name."""
+    """Return which of the two models has this name."""
     if model in (joint, base):
         return "joint" if model == joint else "base"
     words = f"there is no model {model[:100]!r} here: take {joint} or {base}"
@@ -168,12 +168,12 @@ def law_of(model: str, *, joint: str, base: str) -> Literal["joint", "base"]:
 
 
 def as_event(content: dict[str, Any] | str) -> str:
-    """A line of server-sent events."""
+    """Return a line of server-sent events."""
     return f"data: {content if isinstance(content, str) else json.dumps(content, allow_nan=False)}\n\n"
 
 
 def evidence(found: Texts) -> dict[str, Any]:
-    """The numbers of the choice; of several chunks the worst, and log Ẑ of none."""
+    """Return the numbers of the choice; of several chunks the worst, and log Ẑ of none."""
     steps = [diagnosis(step) for step in found.steps]
     worst = {"ess": min, "largest_share": max, "k_hat": max, "distance": max, "covered": min}
     numbers: dict[str, Any] = {"steps": len(steps), "base_tokens": sum(step["base_tokens"] for step in steps)}

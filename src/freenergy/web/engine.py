@@ -1,4 +1,4 @@
-"""A joint model that answers many at a time: what may be asked, and the way to ask it."""
+"""A residual model that answers many at a time: what may be asked, and the way to ask it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Engine:
 
     def __init__(self, joint: ResidualModel, limits: Limits | None = None) -> None:
         if joint.tokenizer is None:
-            raise UserError("this joint model has no tokenizer: pass one to ResidualModel before serving it")
+            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before serving it")
         self.joint, self.tokenizer, self.limits = joint, joint.tokenizer, limits or Limits()
         self.turns, self.begun = Turns(joint, self.limits), time.monotonic()
 

@@ -27,7 +27,7 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return generate_latest(self.registry)
 
 
@@ -60,7 +60,7 @@ class _OfEngine(Collector):
         self.engine = engine
 
     def collect(self) -> Iterable[Family]:
-        """All families."""
+        """Yield all families."""
         counts = self.engine.counts
         yield GaugeMetricFamily("freenergy_queue", "Jobs that wait or are worked on.", value=self.engine.queue)
         for name, words in {

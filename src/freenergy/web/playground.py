@@ -3,7 +3,7 @@
     GET  /                     the page; its scripts and styles come from a fixed table of names
     GET  /playground/about     name, defaults, limits, prefixes to try
     POST /playground/write     candidates as they are drawn, then what was chosen: one JSON object a line
-    POST /playground/next      the next token under base and joint model (Table 3 of Deng et al. 2020)
+    POST /playground/next      the next token under base and residual model (Table 3 of Deng et al. 2020)
     POST /playground/rising    what each token adds to the energy
 
 The page and its scripts are open to all who reach the server, since they hold nothing; the rest asks for the token.

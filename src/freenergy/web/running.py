@@ -36,7 +36,7 @@ def check_port(port: int) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
+    """Return a socket that listens there."""
     check_port(port)
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -56,7 +56,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address(listener: socket.socket) -> str:
-    """Where a browser finds it."""
+    """Return where a browser finds it."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -36,7 +36,7 @@ def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None
 
 
 def loopback_hosts() -> tuple[str, ...]:
-    """The names under which this machine calls itself; the port does not matter."""
+    """Return the names under which this machine calls itself; the port does not matter."""
     return ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -59,7 +59,7 @@ def same_token(a: str, b: str) -> bool:
 
 
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error in the dialect of OpenAI's servers."""
+    """Return an error in the dialect of OpenAI's servers."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -110,7 +110,7 @@ class _Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """The same messages, until there are too many bytes of them."""
+        """Return the same messages, until there are too many bytes of them."""
         seen = 0
 
         async def counted() -> Message:
@@ -129,7 +129,7 @@ def _too_large(max_bytes: int) -> str:
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host header, in small letters; an IPv6 address keeps its brackets."""
+    """Return the name in a Host header, in small letters; an IPv6 address keeps its brackets."""
     name, colon, port = host.strip().lower().rpartition(":")
     return name if colon and port.isdigit() else host.strip().lower()
 

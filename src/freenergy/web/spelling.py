@@ -25,7 +25,7 @@ class Spelling:
         self.tokenizer, self._bytes = tokenizer, tokenizer.bytes_of_tokens
 
     def token(self, token: int, *, as_id: bool = False) -> str:
-        """A token by itself: as text, by its bytes if it is no text, by its number if it is nothing."""
+        """Return a token by itself: as text, by its bytes if it is no text, by its number if it is nothing."""
         raw = None if self._bytes is None or token >= len(self._bytes) else self._bytes[token]
         text = self.tokenizer.decode([token]) if raw is None else raw.decode("utf-8", "replace")
         if as_id or not text:
@@ -35,7 +35,7 @@ class Spelling:
         return text
 
     def offsets(self, tokens: Sequence[int]) -> list[int]:
-        """Where each token begins in the text of them all, in characters."""
+        """Return where each token begins in the text of them all, in characters."""
         if self._bytes is None or any(token >= len(self._bytes) for token in tokens):
             return [len(self.tokenizer.decode(tokens[:t])) for t in range(len(tokens))]
         decoder, places, length = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
@@ -57,7 +57,7 @@ class Growing:
     stopped_by: str | None = None
 
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
-        """The part of the text that is new, and certain: all of it at the last."""
+        """Return the part of the text that is new, and certain: all of it at the last."""
         if self.stopped_by is not None:
             return ""
         self.tokens += tokens
@@ -82,7 +82,7 @@ class Growing:
 
 
 def num_kept(offsets: Sequence[int], growing: Growing) -> int:
-    """How many tokens of a text belong to what is shown of it: all, unless a stop string cut it."""
+    """Return how many tokens of a text belong to what is shown of it: all, unless a stop string cut it."""
     if growing.stopped_by is None:
         return len(offsets)
     return sum(place < len(growing.shown) for place in offsets)
@@ -99,7 +99,7 @@ class Place:
 
 
 def places(tokens: Sequence[int], found: Forced, b: int, n: int) -> list[Place]:
-    """What was found of the tokens of continuation n of context b."""
+    """Return what was found of the tokens of continuation n of context b."""
     L = len(tokens)
     rows = zip(
         tokens,
@@ -112,7 +112,7 @@ def places(tokens: Sequence[int], found: Forced, b: int, n: int) -> list[Place]:
 
 
 def log_probs(spelling: Spelling, told: Sequence[Place], offsets: Sequence[int], *, as_ids: bool) -> dict[str, Any]:
-    """The dialect's ``logprobs``; a token's own log-probability is in its list in any case."""
+    """Return the dialect's ``logprobs``; a token's own log-probability is in its list in any case."""
     tops = [
         None
         if place.log_prob is None

@@ -248,7 +248,7 @@ class Turns:
                 job.advance(part)
 
     def _parts(self, group: Sequence[Job], count: int) -> list[Any]:
-        """What each of the group gets."""
+        """Return what each of the group gets."""
         work = group[0].need
         if not isinstance(work, Need):
             assert work is not None, "a job that has not begun is not served"

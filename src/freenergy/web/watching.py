@@ -32,7 +32,7 @@ def watched(engine: Engine, question: Question) -> Answers:
 
 
 def in_parts(steps: Generator[Need, Scored, None], most: int) -> Generator[Need, Scored, None]:
-    """The same steps, which need at most so many candidates at once."""
+    """Yield the same steps, which need at most so many candidates at once."""
     with closing(steps):
         try:
             need = next(steps)
@@ -43,7 +43,7 @@ def in_parts(steps: Generator[Need, Scored, None], most: int) -> Generator[Need,
 
 
 async def lines(engine: Engine, answers: Answers) -> AsyncIterator[str]:
-    """The events of a question as JSON, one a line; an error is the last of them, in its sentence."""
+    """Yield the events of a question as JSON, one per line; an error is the last of them, in its sentence."""
     tokens: list[int] = []
     async with aclosing(answers):
         try:
@@ -84,7 +84,7 @@ def drawn(engine: Engine, event: Drawn) -> dict[str, Any]:
 
 
 def written(texts: Texts) -> dict[str, Any]:
-    """What was chosen, and how far to trust it: of several parts the worst word."""
+    """Return what was chosen, and how far to trust it: of several parts the worst word."""
     steps = [_step(step) for step in texts.steps]
     words = [step["word"] for step in steps if step["word"] is not None]
     return {
@@ -103,7 +103,7 @@ def _step(step: Sampled) -> dict[str, Any]:
 
 
 def evenness(candidates: Scored) -> str:
-    """The verdict on the weights of one context's candidates, as a word."""
+    """Return the verdict on the weights of one context's candidates, as a word."""
     if float(candidates.share.max()) > LARGE_SHARE:
         return EVENNESS[2]
     return EVENNESS[1] if log_partition(candidates.log_weight).verdicts()[0] else EVENNESS[0]

@@ -1,4 +1,4 @@
-"""The next token under the joint model: against enumeration, draw by draw, and with errors that are what they say."""
+"""The next token under the residual model: against enumeration, draw by draw, and with honest errors."""
 
 import importlib.util
 import itertools

@@ -1,6 +1,6 @@
 """What the estimates of log Z promise, in a world that can be summed over and on log-normal weights.
 
-    log w ~ N(0, σ²) for draws of the base:   log Z = σ²/2;   log w ~ N(σ², σ²) for text of the joint model,
+    log w ~ N(0, σ²) for draws of the base:   log Z = σ²/2;   log w ~ N(σ², σ²) for text of the residual model,
     whose gain over the base is E[log w] − log Z = σ²/2 nats
 
 The first half walks every branch of the sampler's randomness; the second half draws, with seeds.

@@ -1,4 +1,4 @@
-"""The joint model against enumeration, ranking texts with it, and the pair on disk."""
+"""The residual model against enumeration, ranking texts with it, and the pair on disk."""
 
 import builtins
 import json
@@ -93,7 +93,7 @@ def test_what_cannot_be_saved_or_loaded_is_one_sentence(tmp_path, tokenizer):
     )
     with pytest.raises(UserError, match="a base of class TabularLM cannot be saved"):
         ResidualModel(lm, features, tokenizer).save_pretrained(tmp_path / "a")
-    with pytest.raises(UserError, match="there is no joint model in"):
+    with pytest.raises(UserError, match="there is no residual model in"):
         ResidualModel.from_pretrained(tmp_path / "nowhere")
     assert not (tmp_path / "a").exists()
 
@@ -199,7 +199,7 @@ def test_forbidden_candidates(joint):
 
 
 def test_what_cannot_be_ranked_is_one_sentence(joint):
-    with pytest.raises(UserError, match="this joint model has no tokenizer"):
+    with pytest.raises(UserError, match="this residual model has no tokenizer"):
         ResidualModel(joint.base, energy).score("w1", [" w2"])
     for nothing in ([], " w2"):
         with pytest.raises(UserError, match="there is no list of candidates to rank"):

@@ -18,8 +18,8 @@ def counts(W=40):
 @pytest.mark.parametrize(
     ("better", "words"),
     [
-        (0.3, "the joint model loses to it: perplexity is 2"),
-        (-0.3, "the joint model is better"),
+        (0.3, "the residual model loses to it: perplexity is 2"),
+        (-0.3, "the residual model is better"),
         (0.0, "no difference"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The report on a joint model against numbers that are known, its bounds by enumeration, its interval by repetition."""
+"""The report on a residual model against known numbers, its bounds by enumeration, its interval by repetition."""
 
 import itertools
 import json

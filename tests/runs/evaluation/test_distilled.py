@@ -1,4 +1,4 @@
-"""Base and policy beside the joint model: exact where the draws stand for their laws exactly."""
+"""Base and policy beside the residual model: exact where the draws stand for their laws exactly."""
 
 import math
 

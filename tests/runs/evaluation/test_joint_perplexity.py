@@ -1,4 +1,4 @@
-"""Perplexity of a joint model with fresh draws: plain references, tempered proposals, curve, densities, positions."""
+"""Perplexity of a residual model with fresh draws: references, tempered proposals, curve, densities, positions."""
 
 import math
 

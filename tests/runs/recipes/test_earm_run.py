@@ -1,4 +1,4 @@
-"""A run whose base is its own energy: trained with E-ARM, measured and used as any joint model."""
+"""A run whose base is its own energy: trained with E-ARM, measured and used as any residual model."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run with an energy: negatives, training, the joint model, the certificate; killed at any moment and gone on."""
+"""A run with an energy: negatives, training, the residual model, the certificate; killed at any moment and gone on."""
 
 import json
 import math

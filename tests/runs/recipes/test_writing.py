@@ -162,7 +162,7 @@ def test_ranking_a_file(call, folder, tmp_path):
         pytest.approx(candidate.log_score) for candidate in ranked.candidates
     ]
     status, out, _ = call("score", folder, path, "--weight", "energy=0.5")
-    assert (status, "joint model" in out) == (0, True)
+    assert (status, "residual model" in out) == (0, True)
 
 
 def refused(result, *words):

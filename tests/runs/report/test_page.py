@@ -94,7 +94,7 @@ def test_the_numbers_are_those_of_the_evaluation(whole):
     _, shown = whole
     words = " ".join(shown.words).replace("\N{NO-BREAK SPACE}", " ")
     for told in (
-        "On 40 test windows the joint model's certified perplexity is 12.9 % below the base's "
+        "On 40 test windows the residual model's certified perplexity is 12.9 % below the base's "
         "(95 % interval 12.7 to 13.0 %).",
         "no cause for doubt",
         "28.40 27.10 to 29.90 88.00 2.70",  # the base
@@ -131,7 +131,7 @@ def test_a_run_without_an_energy(evaluation, write_run, tmp_path):
     words = " ".join(shown.words)
     assert "On 400 test windows the base's perplexity is 28.40 per token" in words
     assert "the run has no energy" in words
-    assert words.count("It needs a joint model") == 4
+    assert words.count("It needs a residual model") == 4
     assert "Can the estimates be believed?" not in words
 
 
@@ -169,8 +169,8 @@ def test_the_summary_in_words(evaluation):
 def test_a_bad_verdict_stands_at_the_top(evaluation, write_run, tmp_path):
     evaluation["joint"]["verdict"] = "few draws carry the weight"
     balm = evaluation["baselines"]["balm"]
-    balm |= {"verdict": "the joint model loses to it", "against_joint": {"percent": 5.0, "interval": [4.0, 6.0]}}
-    assert verdicts(evaluation) == ["Few draws carry the weight.", "Against balm, the joint model loses to it."]
+    balm |= {"verdict": "the residual model loses to it", "against_joint": {"percent": 5.0, "interval": [4.0, 6.0]}}
+    assert verdicts(evaluation) == ["Few draws carry the weight.", "Against balm, the residual model loses to it."]
     run = write_run(tmp_path, evaluation)
     text = page(run, read_evaluation(run), [])
     assert text.index("Few draws carry the weight.") < text.index("<h2")
@@ -178,14 +178,14 @@ def test_a_bad_verdict_stands_at_the_top(evaluation, write_run, tmp_path):
 
 
 def test_a_baseline_that_is_beaten_asks_for_no_care(evaluation, write_run, tmp_path):
-    evaluation["baselines"]["balm"]["verdict"] = "the joint model is better"
+    evaluation["baselines"]["balm"]["verdict"] = "the residual model is better"
     assert verdicts(evaluation) == []
     run = write_run(tmp_path, evaluation)
     text = page(run, read_evaluation(run), [])
-    assert "Against balm, the joint model is better." in text
+    assert "Against balm, the residual model is better." in text
     assert "With care" not in text
     evaluation["baselines"]["balm"]["against_joint"]["interval"] = [None, None]
-    assert verdicts(evaluation) == ["Against balm, the joint model is better."]
+    assert verdicts(evaluation) == ["Against balm, the residual model is better."]
 
 
 @pytest.mark.parametrize(("windows", "perplexity", "rows"), [(40, 28.4, 1), (400, 28.9, 2), (40, None, 2)])
@@ -260,7 +260,7 @@ def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
     test = {"k": 188, "n": 319, "rate": 188 / 319, "p_value": 0.00084, "interval": [0.533, 0.644]}
     summary = {
         "study": "<b>asked</b>",
-        "models": {"a": {"name": "the base"}, "b": {"name": "the joint model"}},
+        "models": {"a": {"name": "the base"}, "b": {"name": "the residual model"}},
         "raters": {"invited": 30, "simulated": 30},
         "pairs": {"with_votes": 319},
         "outcomes": {"a": 131, "b": 188, "ties": 0},

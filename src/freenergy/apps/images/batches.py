@@ -49,7 +49,7 @@ class ImageData:
         return max(1, len(self.train) // self.batch_size)
 
     def batch(self, step: int, micro: int) -> Batch:
-        """The rows of a micro-batch."""
+        """Return the rows of a micro-batch."""
         size = self.batch_size // self.accumulate
         number = (step - 1) * self.accumulate + micro
         rows = torch.tensor([self._image(index) for index in range(number * size, (number + 1) * size)])
@@ -57,7 +57,7 @@ class ImageData:
         return _batch(self.train[rows], int(u * (self.pixels - self.fake + 1)))
 
     def held_out(self) -> Iterator[Batch]:
-        """The validation images, in order."""
+        """Yield the validation images, in order."""
         for part in self._held_out.split(_HELD_OUT_ROWS):
             yield _batch(part, 0)
 

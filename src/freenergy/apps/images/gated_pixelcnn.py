@@ -53,7 +53,7 @@ class GatedPixelCNN(PixelModule):
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
     ) -> Float[Tensor, "rows logits h w"]:
-        """The logits of every pixel."""
+        """Return the logits of every pixel."""
         h = x
         for layer, said in zip(self._stack(), above, strict=True):
             new = layer.out(_gate(layer.horizontal(h, memory) + said), memory)

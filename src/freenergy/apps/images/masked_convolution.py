@@ -28,7 +28,7 @@ Sees = Literal["above", "before", "until", "row"]
 
 
 def channel_of(maps: int, channels: int) -> Int[Tensor, " maps"]:
-    """The channel of a pixel that each feature map belongs to, in order and in parts as equal as can be.
+    """Return the channel of a pixel that each feature map belongs to, in order and in parts as equal as can be.
 
     >>> channel_of(7, 3).tolist()
     [0, 0, 0, 1, 1, 2, 2]
@@ -57,7 +57,7 @@ class Memory:
         return seen[:, :, i : i + up + h, j : j + left + w + right]
 
     def weight(self, reader: "MaskedConvolution") -> Tensor:
-        """The masked weight, made once."""
+        """Return the masked weight, made once."""
         if reader not in self._weights:
             self._weights[reader] = reader.masked_weight().contiguous(memory_format=_TOGETHER)
         return self._weights[reader]

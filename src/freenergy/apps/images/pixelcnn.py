@@ -75,17 +75,17 @@ class PixelModule(nn.Module):
         self.shape = shape
 
     def above(self, x: Float[Tensor, "rows channels h w"], memory: Memory | None = None) -> list[Tensor]:
-        """What the rows above say to each layer of ``beside``."""
+        """Return what the rows above say to each layer of ``beside``."""
         raise NotImplementedError
 
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
     ) -> Float[Tensor, "rows logits h w"]:
-        """The logits of every pixel, channel by channel."""
+        """Return the logits of every pixel, channel by channel."""
         raise NotImplementedError
 
     def forward(self, x: Float[Tensor, "rows channels h w"]) -> Float[Tensor, "rows logits h w"]:
-        """The logits of whole images, or of their first rows."""
+        """Return the logits of whole images, or of their first rows."""
         return self.beside(x, self.above(x))
 
 
@@ -130,7 +130,7 @@ class PixelCNN(PixelModule):
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
     ) -> Float[Tensor, "rows logits h w"]:
-        """The logits of every pixel."""
+        """Return the logits of every pixel."""
         h = self.first(x, memory)
         for block in self.blocks:
             h = block(h, memory)
@@ -178,7 +178,7 @@ class PixelNetwork:
     def draw(
         self, given: Any, known: Int[Tensor, "rows P"], length: int, rng: Rng
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """The next ``length`` pixels, or those that are left, one after the other; all of them count."""
+        """Return the next ``length`` pixels, or those that are left, one after the other; all of them count."""
         K = min(length, self.shape.tokens - known.shape[1])
         was_training = self.module.training
         self.module.eval()
@@ -215,7 +215,7 @@ class PixelNetwork:
         return torch.stack(drawn, dim=1)
 
     def _image(self, tokens: Int[Tensor, "rows T"], height: int) -> Float[Tensor, "rows channels height width"]:
-        """The first rows of pixels, from 0 to 1; what is not known yet is 0."""
+        """Return the first rows of pixels, from 0 to 1; what is not known yet is 0."""
         shape, weight = self.shape, next(self.module.parameters())
         if tokens.shape[1] > shape.tokens:
             raise UserError(

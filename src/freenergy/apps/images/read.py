@@ -46,7 +46,7 @@ class ImageSet:
 
 
 def read_images(folder: Path) -> ImageSet:
-    """The images of a folder, whichever of the two kinds it holds."""
+    """Return the images of a folder, whichever of the two kinds it holds."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} with images: make it, and {_GET}")
     if (first := _idx_path(folder, "train")) and (second := _idx_path(folder, "t10k")):
@@ -61,7 +61,7 @@ def read_images(folder: Path) -> ImageSet:
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "images height width"]:
-    """The images of an idx file, gzipped or plain."""
+    """Return the images of an idx file, gzipped or plain."""
     data = _content(path)
     if len(data) < _IDX_HEADER.size or _IDX_HEADER.unpack_from(data)[0] != _IDX_IMAGES:
         raise UserError(f"{path} does not begin like a file of idx images: get the file again")
@@ -73,7 +73,7 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "images height width"]:
 
 
 def read_cifar(path: Path) -> UInt8[np.ndarray, "images 32 32 3"]:
-    """The images of one binary batch of CIFAR-10, without their labels."""
+    """Return the images of one binary batch of CIFAR-10, without their labels."""
     data = _content(path)
     if not data or len(data) % _CIFAR_RECORD:
         raise UserError(f"{path} has {len(data)} bytes, no multiple of {_CIFAR_RECORD}: get the file again")
@@ -102,13 +102,13 @@ def _stochastic(rows: UInt8[np.ndarray, "images pixels"], rng: Rng) -> UInt8[Ten
 
 
 def _idx_path(folder: Path, split: str) -> Path | None:
-    """The file of a split, by any of the names that it goes by."""
+    """Return the file of a split, by any of the names that it goes by."""
     names = [f"{split}-images{dot}idx3-ubyte{gz}" for dot in "-." for gz in ("", ".gz")]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _content(path: Path) -> bytearray:
-    """All bytes of a file, out of its gzip; an array that numpy may write to."""
+    """Return all bytes of a file, out of its gzip; an array that numpy may write to."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return bytearray(file.read())

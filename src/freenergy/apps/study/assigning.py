@@ -68,7 +68,7 @@ class RefusedError(Exception):
 
 
 def next_page(store: Store, rater: Rater) -> Page | End:
-    """The rater's open page, or a new one."""
+    """Return the rater's open page, or a new one."""
     with store.transaction() as db:
         row = db.execute("SELECT id FROM pages WHERE rater = ? AND state = 'open'", (rater.id,)).fetchone()
         page = None if row is None else int(row["id"])
@@ -102,7 +102,7 @@ def answer(store: Store, rater: Rater, token: str, sides: Mapping[int, int]) -> 
 
 
 def right_answers(db: sqlite3.Connection, rater: Rater) -> int:
-    """How often the rater found the real text in the qualification."""
+    """Return how often the rater found the real text in the qualification."""
     return sum(vote.choice == "b" for vote in ballots(db, rater.id) if vote.kind == "qualification")
 
 
@@ -115,7 +115,7 @@ def _expire(store: Store, db: sqlite3.Connection) -> None:
 def _choose(
     store: Store, db: sqlite3.Connection, rater: Rater
 ) -> tuple[Literal["qualification", "task"], list[Item]] | End:
-    """The comparisons of a new page, in the order in which they are shown."""
+    """Return the comparisons of a new page, in the order in which they are shown."""
     settings = store.study.settings
     done = {row["item"] for row in db.execute("SELECT item FROM votes WHERE rater = ?", (rater.id,))}
     rng = Rng(settings.seed).child("rater", rater.id)
@@ -171,14 +171,14 @@ def _open(
 
 
 def _firsts(store: Store, rater: Rater) -> list[Text]:
-    """Which text of each item stands first: fair coins of this rater."""
+    """Return which text of each item stands first: fair coins of this rater."""
     rng = Rng(store.study.settings.seed).child("rater", rater.id, "sides")
     fair = torch.full((len(store.study.items),), 0.5)
     return ["b" if coin else "a" for coin in rng.bernoulli(fair).tolist()]
 
 
 def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page:
-    """A page as it is shown."""
+    """Return a page as it is shown."""
     row = db.execute("SELECT * FROM pages WHERE id = ?", (page,)).fetchone()
     rows = db.execute("SELECT * FROM places WHERE page = ? ORDER BY place", (page,)).fetchall()
     places = tuple(Place(store.study.items[place["item"]], place["first"]) for place in rows)

@@ -29,13 +29,13 @@ class Ballot:
 
 
 def chosen(first: Text, side: int) -> Text:
-    """The text that stood at a side."""
+    """Return the text that stood at a side."""
     other: Text = "b" if first == "a" else "a"
     return first if side == 1 else other
 
 
 def ballots(db: sqlite3.Connection, rater: int | None = None) -> list[Ballot]:
-    """All votes, or those of one rater, in the order of pages and places."""
+    """Return all votes, or those of one rater, in the order of pages and places."""
     where, values = ("", ()) if rater is None else ("WHERE votes.rater = ?", (rater,))
     rows = db.execute(f"{_QUERY} {where} ORDER BY votes.page, votes.place", values)
     return [

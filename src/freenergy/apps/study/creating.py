@@ -42,7 +42,7 @@ _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """How the texts are made. A law that is left out is the joint model where there is an energy, else the base."""
+    """How the texts are made. A law that is left out is the residual model where there is an energy, else the base."""
 
     a: Law | None = None
     b: Law | None = None
@@ -63,7 +63,7 @@ class _Writer:
     @classmethod
     def of(cls, joint: ResidualModel, folder: Path, law: Law | None, making: Making, seed: int) -> "_Writer":
         if law == "joint" and not has_energy(joint):
-            raise UserError(f"the run in {folder} has no energy and so no joint model: compare its base")
+            raise UserError(f"the run in {folder} has no energy and so no residual model: compare its base")
         law = law or ("joint" if has_energy(joint) else "base")
         sampler = (
             Plain(truncation=making.truncation)
@@ -80,7 +80,7 @@ class _Writer:
         return spoken(tokenizer, tokenizer.encode(prefix), text.tokens)
 
     def about(self) -> dict[str, Any]:
-        """What names the model and its texts."""
+        """Return what names the model and its texts."""
         folder = self.task.folder.resolve()
         told = {key: value for key, value in self.task.key().items() if key != "prefixes"}
         return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **told}
@@ -137,7 +137,7 @@ def create(
 
 
 def _second(joint: ResidualModel, this: Run, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
-    """The other model; one that is in memory already is not loaded again."""
+    """Return the other model; one that is in memory already is not loaded again."""
     if str(run_b) == HUMAN:
         return None
     is_same = Path(run_b).resolve() == this.folder.resolve()
@@ -159,7 +159,7 @@ def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, di
 def _held_out(
     this: Run, corpus: Corpus, a: _Writer, settings: StudySettings, making: Making, progress: Progress
 ) -> tuple[_Source, Any]:
-    """Windows for every comparison, and what names the text they are of."""
+    """Return windows for every comparison, and what names the text they are of."""
     if making.length is not None and making.length > corpus.continuation:
         raise UserError(
             f"--length is {making.length}, but the real text after a prefix has {corpus.continuation} tokens in this "
@@ -200,7 +200,7 @@ def _items(
 
 
 def apart(starts: np.ndarray, order: np.ndarray, width: int, num: int) -> list[int]:
-    """The first ``num`` rows in an order whose windows of ``width`` tokens do not overlap.
+    """Return the first ``num`` rows in an order whose windows of ``width`` tokens do not overlap.
 
     >>> apart(np.array([0, 5, 10, 30]), np.array([1, 0, 2, 3]), 8, 3)
     [1, 3]
@@ -220,7 +220,7 @@ def apart(starts: np.ndarray, order: np.ndarray, width: int, num: int) -> list[i
 
 
 def spoken(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """What tokens add to a text, tidied so that nothing but the words tells who wrote it.
+    """Return what tokens add to a text, tidied so that nothing but the words tells who wrote it.
 
     Tokenizers differ in the space at the border, and text that is cut may end in half a character.
     """

@@ -60,7 +60,7 @@ class Study:
         return fingerprint([asdict(self.settings), [asdict(item) for item in self.items]])
 
     def of(self, kind: Kind) -> tuple[Item, ...]:
-        """The comparisons of one kind; pairs that nobody can tell apart are left out."""
+        """Return the comparisons of one kind; pairs that nobody can tell apart are left out."""
         return tuple(item for item in self.items if item.kind == kind and not item.is_same)
 
     @classmethod

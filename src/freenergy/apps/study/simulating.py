@@ -49,7 +49,7 @@ def simulate(
 
 
 def _rate(store: Store, rater: Rater, preference: float, attention: float, rng: Rng) -> bool:
-    """One page of one rater; False where there is none."""
+    """Return one page of one rater; False where there is none."""
     page = next_page(store, rater)
     if isinstance(page, End):
         return False
@@ -61,5 +61,5 @@ def _rate(store: Store, rater: Rater, preference: float, attention: float, rng: 
 
 
 def _side(place: Place, is_b: bool) -> int:
-    """Where the text stands that was chosen."""
+    """Return where the text stands that was chosen."""
     return 1 if (place.first == "b") == is_b else 2

@@ -68,7 +68,7 @@ class Outcomes:
         return self.a + self.b + self.ties
 
     def tests(self) -> dict[str, Preference]:
-        """The three ways to count ties."""
+        """Return the three ways to count ties."""
         return {
             "decided": Preference.of(self.b, self.a + self.b),
             "strict": Preference.of(self.b, self.pairs),
@@ -77,7 +77,7 @@ class Outcomes:
 
 
 def counts_behind(percent: str, p_value: str, most: int) -> Iterator[tuple[int, int]]:
-    """Every k of n ≤ ``most`` whose rate and one-sided p-value round to what is printed.
+    """Yield every k of n ≤ ``most`` whose rate and one-sided p-value round to what is printed.
 
     >>> list(counts_behind("58.93", "0.00084", 333))
     [(188, 319)]

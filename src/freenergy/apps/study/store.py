@@ -123,7 +123,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; nobody else writes meanwhile. On disk when the block is left."""
+        """Yield all or nothing; nobody else writes meanwhile. On disk when the block is left."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -161,7 +161,7 @@ class Store:
         return found
 
     def enter(self, token: str) -> str | None:
-        """A new session for the rater with this invitation; None where nobody was invited with it."""
+        """Return a new session for the rater with this invitation; None where nobody was invited with it."""
         with self.transaction() as db:
             row = db.execute("SELECT id FROM raters WHERE token = ?", (_hidden(token),)).fetchone()
             if row is None:
@@ -188,5 +188,5 @@ def _rater(row: sqlite3.Row) -> Rater:
 
 
 def _hidden(token: str) -> str:
-    """What is kept of a token: tokens are 256 random bits, so a plain hash cannot be turned back."""
+    """Return what is kept of a token: tokens are 256 random bits, so a plain hash cannot be turned back."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -141,7 +141,7 @@ def _of_rater(study: Study, rater: Rater, votes: Sequence[Ballot], failed: set[i
 
 
 def _examples(study: Study, by_pair: dict[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """The first pairs on which everybody who was asked agreed, for B and for A."""
+    """Return the first pairs on which everybody who was asked agreed, for B and for A."""
     full = study.settings.votes
     found = []
     for wanted in ((0, full), (full, 0)):

@@ -58,7 +58,7 @@ class Attempts:
         self._times: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def wait_seconds(self, address: str) -> float:
-        """How long an address has to wait; 0 if it may try."""
+        """Return how long an address has to wait; 0 if it may try."""
         now = time.monotonic()
         for known in list(self._times):
             times = self._times[known]
@@ -116,7 +116,7 @@ class _Site:
         }
 
     async def start(self, request: Request) -> Response:
-        """Where the link leads."""
+        """Return where the link leads."""
         return self._pages.enter(is_known=await self._rater(request) is not None)
 
     async def enter(self, request: Request) -> Response:
@@ -139,7 +139,7 @@ class _Site:
         return response
 
     async def show(self, request: Request) -> Response:
-        """The rater's page."""
+        """Return the rater's page."""
         rater = await self._rater(request)
         if rater is None:
             return self._pages.enter(message="Please open the link that you were sent.", status=401)
@@ -168,7 +168,7 @@ class _Site:
         return Response(text, media_type=kind)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """A page for what went wrong."""
+        """Return a page for what went wrong."""
         assert isinstance(error, HTTPException)
         words = "There is no such page." if error.status_code == 404 else "This request cannot be answered."
         found = self._pages.notice(error.status_code, "Sorry", words, ("/", "To the beginning"))
@@ -181,7 +181,7 @@ class _Site:
 
 
 def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
-    """The study as a web application; ``hosts`` are the names under which it may be called, None is any."""
+    """Return the study as a web application; ``hosts`` are the names under which it may be called, None is any."""
     app = FastAPI(title=f"the study {store.study.name}", docs_url=None, redoc_url=None, openapi_url=None)
     site = _Site(store)
     app.add_api_route("/", site.start, methods=["GET"])
@@ -195,7 +195,7 @@ def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; a name that comes twice is no form of ours."""
+    """Return the fields of a form; a name that comes twice is no form of ours."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415)
     try:
@@ -208,7 +208,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _sides(form: dict[str, str]) -> dict[int, int]:
-    """The side that was chosen at each place; what is no number is no place, and is found missing."""
+    """Return the side that was chosen at each place; what is no number is no place, and is found missing."""
     found = {}
     for name, value in form.items():
         place = re.fullmatch(r"place-([0-9]{1,2})", name)

@@ -46,7 +46,7 @@ class EncodedPairs:
         return self.only([i for i in range(len(self)) if max(len(self.source[i]), len(self.target[i])) <= longest])
 
     def cut(self, longest: int) -> "EncodedPairs":
-        """Every pair, of longer sentences the first tokens and EOS."""
+        """Return every pair, of longer sentences the first tokens and EOS."""
         return EncodedPairs(
             *([[*ids[:-1][: longest - 1], ids[-1]] for ids in side] for side in (self.source, self.target))
         )
@@ -55,16 +55,16 @@ class EncodedPairs:
         return len(self.source)
 
     def only(self, rows: Sequence[int]) -> "EncodedPairs":
-        """Some of the pairs."""
+        """Return some of the pairs."""
         return EncodedPairs([self.source[i] for i in rows], [self.target[i] for i in rows])
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Rows side by side, padded."""
+        """Return rows side by side, padded."""
         return Batch(sources(self.source, rows), *padded([self.target[i] for i in rows]))
 
 
 def sources(sentences: Sequence[list[int]], rows: Sequence[int]) -> Source:
-    """What a translator is given of some sentences."""
+    """Return what a translator is given of some sentences."""
     return Source(*padded([sentences[i] for i in rows]))
 
 
@@ -126,14 +126,14 @@ class PairData:
         return -(-len(self._batches) // self.accumulate)
 
     def batch(self, step: int, micro: int) -> Batch:
-        """The pairs of a micro-batch of step 1, 2, …."""
+        """Return the pairs of a micro-batch of step 1, 2, …."""
         epoch, place = divmod((step - 1) * self.accumulate + micro, len(self._batches))
         if epoch != self._epoch:
             self._begin(epoch)
         return self.train.batch(self._rows[list(self._batches[self._order[place]])].tolist())
 
     def held_out(self) -> Iterator[Batch]:
-        """The validation pairs, shortest first."""
+        """Yield the validation pairs, shortest first."""
         for rows in by_length([len(ids) for ids in self.validation.target], self.held_out_tokens):
             yield self.validation.batch(rows)
 

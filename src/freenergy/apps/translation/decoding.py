@@ -45,7 +45,7 @@ class Decoding:
     tokens: int
 
     def search(self, sentences: Sequence[list[int]], beams: int, progress: Progress) -> Sentences:
-        """The translation that a search with so many beams finds; 1 is greedy."""
+        """Return the translation that a search with so many beams finds; 1 is greedy."""
         label = "greedy translation" if beams == 1 else f"translation with {beams} beams"
         found = _empty(len(sentences))
         with progress.track(label, len(sentences), "sentences") as advance:

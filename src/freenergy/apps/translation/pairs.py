@@ -47,7 +47,7 @@ class Splits:
 
 
 def read_pairs(settings: TranslationSubject, progress: Progress) -> Splits:
-    """The pairs that the settings name, each split with at least one."""
+    """Return the pairs that the settings name, each split with at least one."""
     place = locate(settings.path, progress)
     if settings.path in RESOURCES and not Path(settings.path).expanduser().exists():
         return _from_resource(settings, place)
@@ -78,7 +78,7 @@ def _from_files(folder: Path, split: str, settings: TranslationSubject) -> Pairs
             "give files whose lines translate each other"
         )
     if not any(map(str.strip, source)):
-        raise UserError(f"{folder}/{split}.{settings.source} has no sentence in it: give a file with one a line")
+        raise UserError(f"{folder}/{split}.{settings.source} has no sentence in it: give a file with one per line")
     return Pairs(source, target)
 
 

@@ -28,7 +28,7 @@ class UnicodeWords:
     """Lower-case words of letters and digits in any alphabet."""
 
     def tokenize(self, text: str) -> list[str]:
-        """The words of a text."""
+        """Return the words of a text."""
         return _WORD.findall(text.lower())
 
 

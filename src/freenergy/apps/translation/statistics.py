@@ -45,7 +45,7 @@ class Statistics:
 
     @staticmethod
     def together(parts: "Sequence[Statistics]") -> "Statistics":
-        """The same sentences in several corpora: what each adds to all of them."""
+        """Return the same sentences in several corpora: what each adds to all of them."""
         return Statistics(np.sum([part.values for part in parts], axis=0), parts[0].score)
 
 

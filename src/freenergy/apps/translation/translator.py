@@ -35,11 +35,11 @@ class Source:
     mask: Bool[Tensor, "rows S"]
 
     def to(self, device: torch.device) -> "Source":
-        """The same on a device."""
+        """Return the same on a device."""
         return Source(self.tokens.to(device), self.mask.to(device))
 
     def repeated(self, times: int) -> "Source":
-        """Every sentence ``times`` times in a row."""
+        """Return every sentence ``times`` times in a row."""
         return Source(self.tokens.repeat_interleave(times, 0), self.mask.repeat_interleave(times, 0))
 
 
@@ -151,7 +151,7 @@ class _Reader:
         self.encoded = model.get_encoder()(input_ids=given.tokens, attention_mask=self.mask)
 
     def read(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows 1 V"]:
-        """The logits of what comes after these tokens."""
+        """Return the logits of what comes after these tokens."""
         out = self.model(
             encoder_outputs=self.encoded,
             attention_mask=self.mask,

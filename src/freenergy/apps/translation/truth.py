@@ -68,8 +68,8 @@ class TruthFile:
         """Write them all."""
         arrays = {f"{name}.log_prob": np.concatenate(found) for name, found in values.items()}
         arrays |= {f"{name}.places": np.array([len(found) for found in values[name]]) for name in values}
-        with atomic_write(path) as aside:
-            save_file(arrays, aside)
+        with atomic_write(path) as temporary:
+            save_file(arrays, temporary)
 
     @staticmethod
     def load(path: Path) -> dict[str, LogProbs]:

@@ -45,7 +45,7 @@ class Bars:
 
     @contextmanager
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
-        """A bar for one piece of work."""
+        """Yield a bar for one piece of work."""
         raise_if_stop_requested()
         task = self._bars.add_task(label, total=total, unit=unit, note="")
 
@@ -62,7 +62,7 @@ class Bars:
 
     @contextmanager
     def above(self) -> Iterator[Console]:
-        """Where results go while there are bars: stdout, or above the bars where both are on one screen.
+        """Yield where results go while there are bars: stdout, or above the bars where both are on one screen.
 
         The bars hold still meanwhile: drawn by their own thread between two lines, they wipe out one of them.
         """

@@ -78,7 +78,7 @@ def _show_energy(summary: dict[str, Any]) -> None:
 
 
 def show_evaluation(summary: dict[str, Any]) -> None:
-    """What was measured of base, joint model and baselines, and what they write."""
+    """What was measured of base, residual model and baselines, and what they write."""
     base, joint = summary["base"], summary.get("joint")
     columns = ["perplexity", "per token", "95 % interval", "per word", "per byte"]
     rows = [["base", *_perplexities(base["perplexity"], base["interval"]["token"])]]
@@ -104,7 +104,7 @@ def show_evaluation(summary: dict[str, Any]) -> None:
 
 
 def _joint_rows(joint: dict[str, Any]) -> list[list[str]]:
-    """The joint model by each bound, and the base on the same windows."""
+    """The residual model by each bound, and the base on the same windows."""
     rows = [[f"base, the joint's {joint['windows']} windows", significant(joint["base_perplexity"])]]
     rows[0] += [interval(joint["base_interval"]), "", ""]
     for bound, word in (("lower", "optimistic"), ("upper", "conservative"), ("certified", "certified")):

@@ -84,7 +84,7 @@ def show_next(found: NextTable) -> None:
 
 
 def show_distilled(found: dict[str, Any], out: Path) -> None:
-    """How near the distilled model has come to the joint model, and what it is worth."""
+    """How near the distilled model has come to the residual model, and what it is worth."""
     rows = []
     for name, words in (("kl", "KL(joint ‖ model), nats a text"), ("total_variation", "total variation from it")):
         for when, model in (("before", "base"), ("after", "distilled"), ("less", "less")):

@@ -27,7 +27,7 @@ def docstrings_corpus(into: Path, *, megabytes_each: float = _MEGABYTES_EACH) ->
     path = into / "docstrings.jsonl"
     told: set[str] = set()
     count = 0
-    with atomic_write(path) as aside, aside.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for package in PACKAGES:
             room = megabytes_each * 1e6
             for module, text in _documents(package, told):

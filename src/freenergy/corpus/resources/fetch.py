@@ -42,7 +42,7 @@ class ChecksumError(UserError):
 
 
 def cache_folder() -> Path:
-    """Where fetched resources are kept."""
+    """Return where fetched resources are kept."""
     if own := os.environ.get("FREENERGY_CACHE"):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -56,7 +56,7 @@ def is_cached(name: str) -> bool:
 
 
 def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) -> Path:
-    """The folder in the cache that holds a named resource, fetched if it is not there yet.
+    """Return the folder in the cache that holds a named resource, fetched if it is not there yet.
 
     Sizes of a cached copy are always checked; ``verify`` checks its checksums as well.
     """
@@ -77,7 +77,7 @@ def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) 
 
 
 def locate(name: str, progress: Progress | None = None) -> Path:
-    """A path that exists, the files of a known name, or a snapshot of a Hugging Face repository ``org/name``.
+    """Return a path that exists, the files of a known name, or a snapshot of a Hugging Face repository ``org/name``.
 
     Of a repository, weights as safetensors, JSON and tokenizer files are downloaded, and never pickles or code.
     """
@@ -96,7 +96,7 @@ def locate(name: str, progress: Progress | None = None) -> Path:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Every known name, for people and for ``--json``."""
+    """Return every known name, for people and for ``--json``."""
     return [
         {
             "name": resource.name,
@@ -112,7 +112,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def named(name: str) -> Resource:
-    """The table's entry for a name."""
+    """Return the table's entry for a name."""
     if name not in RESOURCES:
         raise _unknown(name)
     return RESOURCES[name]
@@ -145,10 +145,10 @@ def _fill(resource: Resource, place: Path, progress: Progress) -> None:
     differs: ChecksumError | None = None
     for label, attempt in _attempts(resource, progress):
         try:
-            with atomic_write(place) as aside:
-                aside.mkdir()
-                attempt(aside)
-                check(resource, aside, remedy=f"it came by {label}, which holds another version or a damaged one")
+            with atomic_write(place) as temporary:
+                temporary.mkdir()
+                attempt(temporary)
+                check(resource, temporary, remedy=f"it came by {label}, which holds another version or a damaged one")
         except RouteError as error:
             failures.append(f"{label}: {error}")
         except ChecksumError as error:

@@ -157,7 +157,7 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _pip_words(output: str) -> str:
-    """The reason in pip's output, in a few words."""
+    """Return the reason in pip's output, in a few words."""
     if "No module named pip" in output:
         return "pip is not installed beside this Python"
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]

@@ -142,7 +142,7 @@ _WIKITEXT_2 = Resource(
 _PENN_TREEBANK = Resource(
     name="penn-treebank",
     kind="text",
-    description="Penn Treebank: newswire, one sentence a line, 888 thousand words out of a vocabulary of 10,000",
+    description="Penn Treebank: newswire, one sentence per line, 888 thousand words out of a vocabulary of 10,000",
     licence="LDC user agreement: fetched for research, never passed on",
     citation="M. Marcus, B. Santorini, M. A. Marcinkiewicz: Building a Large Annotated Corpus of English: The Penn "
     "Treebank. Computational Linguistics 19(2), 1993; split of T. Mikolov et al., Interspeech 2010",

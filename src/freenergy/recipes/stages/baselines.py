@@ -1,4 +1,4 @@
-"""Stage ``baselines``: locally normalised models that a joint model is measured against."""
+"""Stage ``baselines``: locally normalised models that a residual model is measured against."""
 
 from dataclasses import asdict
 from functools import partial

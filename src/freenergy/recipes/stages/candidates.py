@@ -1,4 +1,4 @@
-"""Stage ``candidates``: the base's continuations of held-out prefixes, on which joint models are measured.
+"""Stage ``candidates``: the base's continuations of held-out prefixes, on which residual models are measured.
 
 They depend on the base alone, so that another energy is measured on the same candidates without drawing them again.
 """

@@ -1,4 +1,4 @@
-"""Lists of candidates ranked by a joint model: files, weights, errors and their significance."""
+"""Lists of candidates ranked by a residual model: files, weights, errors and their significance."""
 
 from freenergy.text.nbest.combining import Combination
 from freenergy.text.nbest.files import rank_file

@@ -2,8 +2,8 @@
 
     s = λ_base · log_base − λ_energy · E + Σ_k λ_k · score_k + λ_length · tokens
 
-With weights 1, 1 and 0 for the length, and no other scores, s is the joint model's log_score. Only the ratios of the
-weights matter to what is chosen. A candidate that the joint model forbids (probability zero) is never chosen.
+With weights 1, 1 and 0 for the length, and no other scores, s is the residual model's log_score. Only the ratios of the
+weights matter to what is chosen. A candidate that the residual model forbids (probability zero) is never chosen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Combination:
         return np.array([self.weights[name] for name in self.names])
 
     def __call__(self, one: NBest, ranking: Ranking) -> Float[np.ndarray, " N"]:
-        """s of each candidate; −inf where the joint model forbids it."""
+        """s of each candidate; −inf where the residual model forbids it."""
         return np.where(allowed(ranking), weighted(self.terms(one, ranking), self.vector), -np.inf)
 
     def terms(self, one: NBest, ranking: Ranking) -> Float[np.ndarray, "N K"]:

@@ -3,8 +3,8 @@
     tune on DEV  →  λ          FILE, λ  →  a line a list: each candidate's score s and rank
 
 Systems that choose: ``first`` the candidate that is given first, ``base`` the largest log_base, ``joint`` the largest
-log_score, ``weighted`` (or ``tuned``) the largest s where its weights are others than the joint model's, ``oracle`` the
-best that there is. Ties go to the earlier candidate.
+log_score, ``weighted`` (or ``tuned``) the largest s where its weights are others than the residual model's, ``oracle``
+the best that there is. Ties go to the earlier candidate.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A file of lists through a joint model, line by line, kept on disk as it goes.
+"""A file of lists through a residual model, line by line, kept on disk as it goes.
 
     FILE.jsonl  →  FOLDER/<fingerprint>.jsonl: a line a list, with the ranking of its candidates
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 _SYSTEMS = {
     "first": "the first candidate, as given",
     "base": "base: log P_LM",
-    "joint": "joint model: log P_LM − E",
+    "joint": "residual model: log P_LM − E",
     "weighted": "weighted sum of all scores",
     "tuned": "tuned sum of all scores",
     "oracle": "oracle: the best of each list",

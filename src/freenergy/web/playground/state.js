@@ -4,8 +4,8 @@ import { byId } from "./words.js";
 const NUMBERS = ["candidates", "length", "top_k", "temperature", "seed"];
 const RANGES = ["candidates", "length", "top_k", "temperature"];
 const HINTS = {
-  restricted: "the joint model of the base as cut and tempered here: weight exp(−E)",
-  joint: "the joint model itself, on what such a base can write: weight P_LM/q · exp(−E)",
+  restricted: "the residual model of the base as cut and tempered here: weight exp(−E)",
+  joint: "the residual model itself, on what such a base can write: weight P_LM/q · exp(−E)",
 };
 
 // Fill the form from the defaults and the fragment, and keep both in step from then on.
