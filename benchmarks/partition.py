@@ -36,7 +36,7 @@ class Bigrams:
 
 
 def stories(folder):
-    path = Path(__file__).parents[1] / "tests" / "laws" / "lm" / "llama2c.py"
+    path = Path(__file__).parents[1] / "tests" / "helpers" / "llama2c.py"
     spec = importlib.util.spec_from_file_location("llama2c", path)
     llama2c = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(llama2c)

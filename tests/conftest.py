@@ -6,10 +6,8 @@ import importlib
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
+from itertools import count
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -150,21 +148,21 @@ def hashes():
 
 
 @pytest.fixture(scope="session")
-def kill_when():
-    """Kill -9 at a chosen moment."""
+def fork(tmp_path_factory):
+    """Calls a function in a child process that begins with everything imported; see tests/helpers/children.py."""
+    import children
 
-    def kill_when(command, condition, environment):
-        """Start a command, and kill -9 it as soon as the condition holds."""
-        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            deadline = time.monotonic() + 300
-            while not condition():
-                assert process.poll() is None, process.stderr.read().decode()[-500:]
-                assert time.monotonic() < deadline, "the moment to kill at never came"
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+    logs, numbers = tmp_path_factory.mktemp("logs"), count()
+    return lambda act: children.fork(act, logs / str(next(numbers)))
 
-    return kill_when
+
+@pytest.fixture(scope="session")
+def begin(tmp_path_factory):
+    """Starts ``freenergy ARGUMENTS`` in such a child."""
+    import children
+
+    logs, numbers = tmp_path_factory.mktemp("logs"), count()
+    return lambda *arguments, before=None: children.start(arguments, logs / str(next(numbers)), before)
 
 
 @pytest.fixture(scope="session")
@@ -195,3 +193,24 @@ def joint_run(finished_run, corpus_file):
     from freenergy.testing.runs import tiny_run
 
     return finished_run(tiny_run(corpus_file, base="counts", energy="ngram", with_baseline=True))[:2]
+
+
+@pytest.fixture(scope="session")
+def story_model(real):
+    """A trained model of 260 thousand weights, and its 512 tokens as text."""
+    import llama2c
+    from freenergy import HuggingFaceLM
+
+    folder = real("stories260K")
+    lm = HuggingFaceLM(llama2c.load(folder / "stories260K.bin"), eos=1)
+    return lm, llama2c.vocabulary(folder / "tok512.bin", 512)
+
+
+@pytest.fixture(scope="session")
+def stories(story_model):
+    """That model, and "Once upon a time" in its tokens."""
+    from freenergy import Sequences
+
+    lm, pieces = story_model
+    once = [1, *(pieces.index(piece) for piece in (" Once", " upon", " a", " time"))]
+    return lm, Sequences.from_lists([once])

@@ -6,15 +6,14 @@ import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from itertools import count
 from pathlib import Path
 
 import pytest
 
+from children import status_of
 from freenergy import cli
 
 from . import mounting
-from .children import start, status_of
 
 HEAD = """
 name = "small"
@@ -101,17 +100,6 @@ def recipes(small_text, tmp_path_factory):
     for name, part in PARTS.items():
         (folder / f"{name}.toml").write_text(HEAD.format(text=small_text) + part + TAIL)
     return {name: folder / f"{name}.toml" for name in PARTS}
-
-
-@pytest.fixture(scope="session")
-def begin(tmp_path_factory):
-    """Starts a command in a child."""
-    logs, numbers = tmp_path_factory.mktemp("logs"), count()
-
-    def begin(*arguments, before=None):
-        return start(arguments, logs / str(next(numbers)), before)
-
-    return begin
 
 
 @pytest.fixture(scope="session")

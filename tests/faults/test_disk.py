@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .children import sentence
+from children import sentence
+
 from .mounting import mount, own_mounts
 
 NO_ROOM = "no space left to write"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from .children import sentence
+from children import sentence
 
 
 def refused(result):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .children import sentence
+from children import sentence
 
 DRAWN = (".svg", ".png", ".html", ".md")  # for people: written anew with every report, or never read
 UNSEALED = ("recipe.json", "features", "evaluations")  # an edited recipe is a recipe; folders beside the stages

@@ -1,8 +1,6 @@
 """The Hugging Face adapter: the same numbers as a plain forward pass, one copy of the prefix, honest loading."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +11,6 @@ from freenergy.lm import huggingface, shared_prefix
 from freenergy.lm.presets import PRESETS, build, count_parameters, preset
 
 V = 50
-
-
-def load_llama2c():
-    spec = importlib.util.spec_from_file_location("llama2c", Path(__file__).with_name("llama2c.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def plain_log_prob(model, context, x):
@@ -43,17 +34,8 @@ def llama():
     return HuggingFaceLM(model, eos=0)
 
 
-@pytest.fixture(scope="module")
-def stories(real):
-    folder = real("stories260K")
-    llama2c = load_llama2c()
-    return HuggingFaceLM(llama2c.load(folder / "stories260K.bin"), eos=1), llama2c.vocabulary(
-        folder / "tok512.bin", 512
-    )
-
-
-def test_a_real_pretrained_model_agrees_with_a_plain_forward_pass(stories):
-    lm, pieces = stories
+def test_a_real_pretrained_model_agrees_with_a_plain_forward_pass(story_model):
+    lm, pieces = story_model
     assert lm.shares_prefix
     once = [1, *(pieces.index(piece) for piece in (" Once", " upon", " a", " time"))]
     contexts = [once, once[:3], [1]]
@@ -66,9 +48,9 @@ def test_a_real_pretrained_model_agrees_with_a_plain_forward_pass(stories):
             assert abs(float(draws.log_base[b, n]) - plain) < 1e-4
 
 
-def test_a_real_pretrained_model_writes_what_it_was_trained_on(stories):
+def test_a_real_pretrained_model_writes_what_it_was_trained_on(story_model):
     """After "Once upon a time" it must prefer a comma to every other token, as its training text does."""
-    lm, pieces = stories
+    lm, pieces = story_model
     once = [1, *(pieces.index(piece) for piece in (" Once", " upon", " a", " time"))]
     assert pieces[int(lm.next_log_probs(Sequences.from_lists([once])).argmax())] == ","
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import completion_server
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Truncation
@@ -52,7 +53,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    script = Path(__file__).with_name("completion_server.py")
+    script = Path(completion_server.__file__)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
         [sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, env=environment, text=True

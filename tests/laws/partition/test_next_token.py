@@ -1,17 +1,14 @@
 """The next token under the residual model: against enumeration, draw by draw, and with honest errors."""
 
-import importlib.util
 import itertools
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from freenergy import (
     Continuations,
-    HuggingFaceLM,
     Residual,
     Rng,
     Sequences,
@@ -336,13 +333,9 @@ def test_the_table_of_a_longer_head_is_that_of_the_whole_text():
 
 
 @pytest.mark.slow
-def test_a_real_model_agrees_with_its_steps(real):
+def test_a_real_model_agrees_with_its_steps(story_model):
     """512 tokens, two positions: the last one summed over the vocabulary, the first against a sum over all endings."""
-    path = Path(__file__).parents[1] / "lm" / "llama2c.py"
-    spec = importlib.util.spec_from_file_location("llama2c", path)
-    llama2c = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(llama2c)
-    lm = HuggingFaceLM(llama2c.load(real("stories260K") / "stories260K.bin"), eos=1)
+    lm, _ = story_model
     space, values = SequenceSpace(vocab_size=512, length=2), 0.7 * Rng(3).normal(512, 512)
 
     def energy(x: Continuations) -> torch.Tensor:

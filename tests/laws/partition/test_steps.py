@@ -1,15 +1,12 @@
 """Per-step probabilities: they multiply to the sequence's and sum to one; the last position against the whole sum."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from freenergy import (
     Continuations,
-    HuggingFaceLM,
     Residual,
     Rng,
     Sequences,
@@ -130,13 +127,9 @@ def test_bad_requests_are_refused():
 
 
 @pytest.fixture(scope="module")
-def stories(real):
+def stories(story_model):
     """A trained model of 260 thousand weights and 512 tokens, and text that it wrote."""
-    path = Path(__file__).parents[1] / "lm" / "llama2c.py"
-    spec = importlib.util.spec_from_file_location("llama2c", path)
-    llama2c = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(llama2c)
-    lm = HuggingFaceLM(llama2c.load(real("stories260K") / "stories260K.bin"), eos=1)
+    lm, _ = story_model
     contexts = lm.sample(Sequences.from_lists([[1]] * 3), 1, SequenceSpace(vocab_size=512, length=12), Rng(8)).x
     return lm, Sequences(contexts.tokens[:, 0], contexts.lengths[:, 0])
 

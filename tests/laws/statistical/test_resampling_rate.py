@@ -6,16 +6,14 @@
 stories260K has 512 tokens, so there are 262,144 continuations of two tokens: one sum each for q, Z, P and every P_n.
 """
 
-import importlib.util
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import binomtest
 
-from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace
+from freenergy import Continuations, Rng, Sequences, SequenceSpace
 from freenergy.core.roles import Target
 from freenergy.models.residual import Residual
 from freenergy.samplers import Resampling
@@ -69,16 +67,11 @@ class Pairs:
 
 
 @pytest.fixture(scope="module")
-def stories(real):
+def stories(story_model):
     """The model after "Once upon a time, there was a"; q and w of every continuation."""
-    folder = real("stories260K")
-    spec = importlib.util.spec_from_file_location("llama2c", Path(__file__).parents[1] / "lm" / "llama2c.py")
-    llama2c = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(llama2c)
-    pieces = llama2c.vocabulary(folder / "tok512.bin", V)
+    lm, pieces = story_model
     words = (" Once", " upon", " a", " time", ",", " there", " was", " a")
     context = [1, *(pieces.index(word) for word in words)]
-    lm = HuggingFaceLM(llama2c.load(folder / "stories260K.bin"), eos=1)
     first = lm.next_log_probs(Sequences.from_lists([context]))[0].double()
     second = lm.next_log_probs(Sequences.from_lists([[*context, v] for v in range(V)])).double()
     q = (first.unsqueeze(1) + second).flatten().softmax(0)  # sums to one up to float32

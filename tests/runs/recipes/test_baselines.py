@@ -1,9 +1,5 @@
 """The stage ``baselines``: every kind learns in a run, is opened again, and survives a kill."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -179,17 +175,10 @@ def test_the_recipe_that_comes_with_the_package_has_the_base_and_the_energy_of_t
 
 
 @pytest.mark.faults
-def test_kill_9_ends_with_the_same_bits(write_recipe, tmp_path, kill_when):
+def test_kill_9_ends_with_the_same_bits(done, write_recipe, tmp_path, begin):
     path = write_recipe(tmp_path, BASELINES)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-c", "from freenergy.cli import main; main()", "run", str(path), "--stage", "baselines"]
-    changes = [word for change in CHANGES for word in ("--set", change)]
-
-    def command(out):
-        return [*start, *changes, "--out", str(out)]
-
-    subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
-    cut = tmp_path / "cut"
+    cut, changes = tmp_path / "cut", [word for change in CHANGES for word in ("--set", change)]
+    command = ["run", path, "--stage", "baselines", *changes, "--out", cut]
 
     def after(name, steps):
         metrics = cut / "baselines" / name / "training" / "metrics.jsonl"
@@ -197,10 +186,10 @@ def test_kill_9_ends_with_the_same_bits(write_recipe, tmp_path, kill_when):
 
     moments = [after("longer", 3), after("ralm", 6), (cut / "baselines/local-ngram/ngram").exists]
     for moment in [*moments, after("local-both", 5)]:
-        kill_when(command(cut), moment, environment)
+        begin(*command).kill_when(moment)
         assert not (cut / "baselines" / "stage.json").exists()
-    subprocess.run(command(cut), env=environment, check=True, capture_output=True)
-    assert bits(cut) == bits(tmp_path / "whole")
+    begin(*command).succeed()
+    assert bits(cut) == bits(done[0])
 
 
 def bits(folder):

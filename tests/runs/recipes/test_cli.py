@@ -4,7 +4,6 @@ import gzip
 import json
 import resource
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -243,17 +242,16 @@ def test_an_endpoint_that_is_down(call, recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [3_000, 60_000, 2_000_000])
-def test_no_room_on_disk(recipe, tmp_path, limit):
+def test_no_room_on_disk(recipe, tmp_path, limit, begin):
     """The system refuses files above a size, in the corpus or in training: one sentence; later it goes on."""
-    code = "from freenergy.cli import main; main()"
-    # -B: Python would keep what it could write of compiled modules, cut short, for the next who imports them
-    command = [sys.executable, "-B", "-c", code, "run", str(recipe), "--out", str(tmp_path / "out"), *QUICK]
+    command = ("run", recipe, "--out", tmp_path / "out", *QUICK)
 
     def small():
+        # Python would keep what it could write of compiled modules, cut short, for the next process that imports them
+        sys.dont_write_bytecode = True
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    done = subprocess.run(command, preexec_fn=small, capture_output=True, text=True, check=False)
-    refused((done.returncode, "", done.stderr), "no space left to write")
+    status, _, err = begin(*command, before=small).wait()
+    refused((status, "", err), "no space left to write")
     assert not list((tmp_path / "out").rglob("*.part"))
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    begin(*command).succeed()

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -180,26 +177,14 @@ def test_bad_input_is_one_sentence(finished, write_recipe, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-SCRIPT = """
-import sys
-from freenergy.recipes.stages.distil import distil
-from tests_of_distil import SHORT
-distil(sys.argv[1], SHORT, sys.argv[2])
-"""
-
-
 @pytest.mark.faults
-def test_kill_9_ends_with_the_same_bits(finished, distilled, tmp_path, kill_when):
+def test_kill_9_ends_with_the_same_bits(finished, distilled, tmp_path, fork):
     out, _ = distilled
-    (tmp_path / "tests_of_distil.py").write_text(
-        "from freenergy.training.distil import Distilling\n"
-        "from freenergy.training.settings import Optimisation\n"
-        f"SHORT = {SHORT!r}\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     cut = tmp_path / "cut"
-    command = [sys.executable, "-c", SCRIPT, str(finished), str(cut)]
     work = cut / "work"
+
+    def act():
+        distil(finished, SHORT, cut)
 
     def after(steps):
         metrics = work / "training" / "metrics.jsonl"
@@ -217,8 +202,8 @@ def test_kill_9_ends_with_the_same_bits(finished, distilled, tmp_path, kill_when
     ]
     for moment in moments:
         assert not (cut / "distilled.json").exists()
-        kill_when(command, moment, environment)  # the last one may come when all is written, which is no harm
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+        fork(act).kill_when(moment)  # the last one may come when all is written, which is no harm
+    fork(act).succeed()
     assert bits(cut) == bits(out)
 
 

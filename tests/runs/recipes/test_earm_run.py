@@ -1,9 +1,6 @@
 """A run whose base is its own energy: trained with E-ARM, measured and used as any residual model."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -65,16 +62,14 @@ def test_everything_of_a_joint_model_works(done):
 
 
 @pytest.mark.faults
-def test_killed_it_ends_with_the_same_bits(path, done, tmp_path, hashes, kill_when):
+def test_killed_it_ends_with_the_same_bits(path, done, tmp_path, hashes, begin):
     """Kill −9 in the middle of E-ARM's steps; the averages of Z go on where they were."""
     folder = tmp_path / "run"
     changes = [word for change in CHANGES for word in ("--set", change)]
-    main = "from freenergy.cli import main; main()"
-    command = [sys.executable, "-c", main, "run", str(path), "--out", str(folder), "--stage", "base", *changes]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = ("run", path, "--out", folder, "--stage", "base", *changes)
     metrics = folder / "base/training/metrics.jsonl"
-    kill_when(command, lambda: metrics.is_file() and metrics.read_text().count("\n") >= 3, environment)
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    begin(*command).kill_when(lambda: metrics.is_file() and metrics.read_text().count("\n") >= 3)
+    begin(*command).succeed()
     name = "base/model/model.safetensors"
     assert hashes(folder)[name] == hashes(done[0])[name]
 

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -210,17 +207,10 @@ def test_presets_of_the_paper_can_be_named_and_changed(recipe):
 
 
 @pytest.mark.slow
-def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(recipe, tmp_path, hashes, kill_when):
+def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(done, recipe, tmp_path, hashes, begin):
     """Killed in each stage that an energy adds; the folder ends as if nothing had happened."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-c", "from freenergy.cli import main; main()", "run", str(recipe)]
-    changes = [word for change in CHANGES for word in ("--set", change)]
-
-    def command(out):
-        return [*start, *changes, "--out", str(out)]
-
-    subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
-    cut = tmp_path / "cut"
+    command = ["run", recipe, *(word for change in CHANGES for word in ("--set", change)), "--out"]
+    cut, whole = tmp_path / "cut", done[0]
     metrics = cut / "energy" / "training-2" / "metrics.jsonl"
     moments = [
         ("negatives", (cut / "negatives" / "train" / "shard-00001.parquet").exists),
@@ -231,13 +221,14 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(rec
         ("evaluation", (cut / "evaluation" / "scores" / "00000.safetensors").exists),
     ]
     for stage, moment in moments:
-        kill_when(command(cut), moment, environment)
+        begin(*command, cut).kill_when(moment)
         assert not (cut / stage / "stage.json").exists(), stage
-    subprocess.run(command(cut), env=environment, check=True, capture_output=True)
+    for folder in (cut, whole):  # the second one has all but the figures
+        begin(*command, folder).succeed()
     for name in ("energy/model/2/energy.safetensors", "negatives/train/shard-00002.parquet"):
-        assert file_hash(cut / name) == file_hash(tmp_path / "whole" / name)
-    assert read_json(cut / "evaluation/evaluation.json") == read_json(tmp_path / "whole/evaluation/evaluation.json")
-    assert hashes(cut) == hashes(tmp_path / "whole")
+        assert file_hash(cut / name) == file_hash(whole / name)
+    assert read_json(cut / "evaluation/evaluation.json") == read_json(whole / "evaluation/evaluation.json")
+    assert hashes(cut) == hashes(whole)
 
 
 @pytest.mark.slow

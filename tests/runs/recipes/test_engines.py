@@ -1,6 +1,5 @@
 """Which engine made the shards of a run, and who was killed meanwhile, does not change a bit of it."""
 
-import os
 import time
 from contextlib import contextmanager
 
@@ -149,15 +148,12 @@ def test_a_cluster_that_loses_a_worker_and_a_machine_makes_the_same_run(made, co
 
 
 @pytest.mark.faults
-def test_no_workers_outlive_a_process_that_was_killed(joint_run, tmp_path, kill_when):
+def test_no_workers_outlive_a_process_that_was_killed(joint_run, tmp_path, begin):
     """They would go on writing in a folder that the next process believes to be its own."""
-    import sys
-
-    command = [sys.executable, "-m", "freenergy", "run", str(joint_run[1]), "--out", str(tmp_path / "run")]
-    command += [word for change in CHANGES for word in ("--set", change)] + ["--workers", "local:2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    changes = [word for change in CHANGES for word in ("--set", change)]
     before = {process.pid for process in psutil.process_iter()}
-    kill_when(command, lambda: len(list(tmp_path.rglob("negatives/train/*.parquet"))) > 2, environment)
+    child = begin("run", joint_run[1], "--out", tmp_path / "run", *changes, "--workers", "local:2")
+    child.kill_when(lambda: len(list(tmp_path.rglob("negatives/train/*.parquet"))) > 2)
     psutil.wait_procs([p for p in psutil.process_iter() if p.pid not in before and _is_worker(p)], timeout=30)
     assert [p for p in psutil.process_iter() if p.pid not in before and _is_worker(p)] == []
 

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -211,20 +208,17 @@ def test_numbers_of_other_settings_are_not_shown(copy):
 
 
 @pytest.mark.faults
-def test_kill_9_while_a_text_is_evaluated(done, text, tmp_path, kill_when):
+def test_kill_9_while_a_text_is_evaluated(done, text, tmp_path, begin):
     """Killed while drawing, scoring and stepping; the end is as if nothing had happened."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name in ("whole", "cut"):
         shutil.copytree(done[0], tmp_path / name)
 
-    def command(out):
-        start = [sys.executable, "-c", "from freenergy.cli import main; main()", "evaluate", str(out)]
-        return [*start, "--text", str(text), "--candidates", "40", "--windows", "12", "--json"]
+    def start(name):
+        return begin("evaluate", tmp_path / name, "--text", text, "--candidates", 40, "--windows", 12, "--json")
 
-    whole = subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True, text=True)
+    whole = json.loads(start("whole").succeed())
     cut = tmp_path / "cut" / "evaluations"
     for pattern in ("draws-*/shard-00000.parquet", "*/scores/00000.safetensors", "*/positions/00000.safetensors"):
-        kill_when(command(tmp_path / "cut"), lambda p=pattern: any(cut.glob(p)), environment)
+        start("cut").kill_when(lambda p=pattern: any(cut.glob(p)))
         assert not any(cut.glob("*/evaluation.json"))
-    again = subprocess.run(command(tmp_path / "cut"), env=environment, check=True, capture_output=True, text=True)
-    assert {**json.loads(again.stdout), "cost": None} == {**json.loads(whole.stdout), "cost": None}
+    assert {**json.loads(start("cut").succeed()), "cost": None} == {**whole, "cost": None}

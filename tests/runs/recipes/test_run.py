@@ -1,10 +1,7 @@
 """A run: stages once, exact resume after kill -9, results that can be opened again."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -162,24 +159,19 @@ def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path, hashes, kill_when):
+def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path, hashes, begin):
     """Killed once in the corpus stage and at three places of training; the folder ends as if nothing had happened."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-    def command(out):
-        return [sys.executable, "-c", "from freenergy.cli import main; main()", "run", str(recipe), "--out", str(out)]
-
-    subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
     cut = tmp_path / "cut"
-    kill_when(command(cut), (cut / "corpus" / "tokenizer").exists, environment)
+    begin("run", recipe, "--out", tmp_path / "whole").succeed()
+    begin("run", recipe, "--out", cut).kill_when((cut / "corpus" / "tokenizer").exists)
     assert not (cut / "corpus" / "stage.json").exists()
     metrics = cut / "base" / "training" / "metrics.jsonl"
     for steps in (1, 12, 25):
-        kill_when(
-            command(cut), lambda s=steps: metrics.exists() and metrics.read_bytes().count(b"\n") >= s, environment
+        begin("run", recipe, "--out", cut).kill_when(
+            lambda s=steps: metrics.exists() and metrics.read_bytes().count(b"\n") >= s
         )
         assert not (cut / "base" / "stage.json").exists()
-    subprocess.run(command(cut), env=environment, check=True, capture_output=True)
+    begin("run", recipe, "--out", cut).succeed()
     assert file_hash(cut / "base" / "model" / "model.safetensors") == file_hash(
         tmp_path / "whole" / "base" / "model" / "model.safetensors"
     )

@@ -117,21 +117,20 @@ def test_many_prefixes_from_a_file(call, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_kill_9_while_prefixes_are_continued(folder, tmp_path, kill_when):
+def test_kill_9_while_prefixes_are_continued(folder, tmp_path, begin):
     lines, out = tmp_path / "prefixes.txt", tmp_path / "out.jsonl"
     lines.write_text("".join(f"The number {i}\n" for i in range(60)))
-    start = [sys.executable, "-c", "from freenergy.cli import main; main()", "sample", str(folder)]
-    start += ["--prefixes", str(lines), "--candidates", "64", "--num", "2", "--out"]
+    command = ("sample", folder, "--prefixes", lines, "--candidates", 64, "--num", 2, "--out")
 
     def begun():
         return any(path.stat().st_size > 3000 for path in tmp_path.glob(".out.jsonl.*"))
 
-    kill_when([*start, str(out)], begun, None)
+    begin(*command, out).kill_when(begun)
     assert not out.exists()
     torn = next(iter(tmp_path.glob(".out.jsonl.*")))
     kept = torn.read_bytes()
     for name in ("out.jsonl", "whole.jsonl"):
-        subprocess.run([*start, str(tmp_path / name)], check=True, capture_output=True)
+        begin(*command, tmp_path / name).succeed()
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert kept.rpartition(b"\n")[0] in out.read_bytes()
     assert not list(tmp_path.glob(".out.jsonl.*"))

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-import engine_tasks as tasks
 import pytest
 import torch
 
+import engine_tasks as tasks
 from freenergy import UserError
 from freenergy.core.interrupt import Interrupted, handle_sigterm
 from freenergy.core.progress import Silent

@@ -4,9 +4,9 @@ import os
 from functools import partial
 from pathlib import Path
 
-import engine_tasks as tasks
 import pytest
 
+import engine_tasks as tasks
 from freenergy import UserError
 from freenergy.core.interrupt import Interrupted, handle_sigterm
 from freenergy.core.workers.from_name import worker_pool

@@ -32,6 +32,21 @@ class Child:
             self.status = os.waitstatus_to_exitcode(code) if pid else None
         return self.status is not None
 
+    def succeed(self):
+        """Wait for its end, which must be a good one; its stdout."""
+        status, out, err = self.wait()
+        assert status == 0, err[-3000:]
+        return out
+
+    def kill_when(self, condition):
+        """Kill -9 as soon as the condition holds; the child must not end before."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert not self.ended(), self.words()[1][-500:]
+            assert time.monotonic() < deadline, "the moment to kill at never came"
+            time.sleep(0.002)
+        self.kill()
+
     def wait(self):
         """Status, stdout, stderr; a command that hangs fails the test."""
         deadline = time.monotonic() + PATIENCE
@@ -60,8 +75,8 @@ class Child:
         return was_running
 
 
-def start(arguments, log, before=None):
-    """Run ``freenergy ARGUMENTS`` in a child, after ``before()`` there."""
+def fork(act, log):
+    """Call ``act`` in a child; what it returns is the child's status, 0 for None."""
     pid = os.fork()
     if pid:
         return Child(pid, log)
@@ -69,17 +84,26 @@ def start(arguments, log, before=None):
     try:
         os.setsid()
         _redirect(log)
-        sys.argv = ["freenergy", *map(str, arguments)]
         warnings.simplefilter("ignore")  # what a user would not see either
-        if before is not None:
-            before()
-        status = status_of(cli.main)
+        status = act() or 0
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def start(arguments, log, before=None):
+    """Run ``freenergy ARGUMENTS`` in a child, after ``before()`` there."""
+
+    def act():
+        sys.argv = ["freenergy", *map(str, arguments)]
+        if before is not None:
+            before()
+        return status_of(cli.main)
+
+    return fork(act, log)
 
 
 def _redirect(log):
