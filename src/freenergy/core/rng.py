@@ -173,6 +173,13 @@ class Rows:
         """The number of each candidate that its draw ``draw``, counted from 0, takes."""
         return self._u[:, :, draw]
 
+    def normal(self, num: int) -> Float[Tensor, "B N num"]:
+        """The next ``num`` standard normal numbers of each candidate, float64: Φ⁻¹ of its uniform ones."""
+        self._next += num
+        u = self._u[:, :, self._next - num : self._next]
+        normal: Tensor = torch.special.ndtri(torch.where(u == 0, 2.0**-54, u))  # Φ⁻¹(0) is −∞
+        return normal
+
     def numbers(self, draw: int) -> Float[Tensor, "B N"] | None:
         """The same, or None where that draw takes none and has to go through ``categorical``."""
         return self.uniform(draw)

@@ -31,7 +31,7 @@ Found = TypeVar("Found")
 
 
 def wants_gradients(module: nn.Module) -> bool:
-    """Whether somebody may differentiate what the module computes now."""
+    """Whether what the module computes of tokens may be differentiated; real-valued inputs (``Soft``) always may."""
     return torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters())
 
 

@@ -21,6 +21,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
+from freenergy.core.soft import Soft
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
@@ -163,12 +164,15 @@ class Bit(Int8Energy):
         crossing = Crossing.from_folder(tokenizer, Path(folder))
         return cls(settings, load_encoder(Path(folder)), eos=tokenizer.eos, crossing=crossing)
 
-    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(c, x)."""
+    def forward(self, x: Continuations | Soft) -> Float[Tensor, "B N"]:
+        """E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
+        if isinstance(x, Soft) and self.crossing is not None:
+            raise UserError("an encoder with its own tokenizer reads text, not soft tokens: take another start")
         x = readable(x, self.eos, self.trunk.device)
-        if not wants_gradients(self):
+        if isinstance(x, Continuations) and not wants_gradients(self):
             return self._without_gradients(x)
-        energy: Tensor = self.readout(self.trunk(x) if self.crossing is None else self._through_text(x))
+        states = self.trunk(x) if isinstance(x, Soft) or self.crossing is None else self._through_text(x)
+        energy: Tensor = self.readout(states)
         return energy
 
     def lossy(self, x: Continuations) -> Bool[Tensor, "B N"]:

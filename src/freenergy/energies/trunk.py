@@ -13,8 +13,8 @@ L continuation tokens, T tokens of whole strings, H width.
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, final, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,12 +22,14 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations, Sequences
+from freenergy.core.soft import Soft
 from freenergy.lm.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Inputs = Int[Tensor, "*rows S"] | Float[Tensor, "*rows S H"]  # tokens, or embeddings
 Reading = Literal["causal", "bidirectional", "prefix_once"]
 _UNREADABLE = (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError, ValueError)
 
@@ -83,15 +85,16 @@ class Trunk(nn.Module):
         dtype: torch.dtype = self.network.dtype
         return dtype
 
-    def forward(self, x: Continuations) -> States:
+    def forward(self, x: Continuations | Soft) -> States:
         """States of contexts, none of them empty, and of their continuations."""
         self.check(x)
         return self.after(x.contexts)(x) if self.shares_prefix else self._separate(x)
 
-    def check(self, x: Continuations) -> None:
+    def check(self, x: Continuations | Soft) -> None:
         """Refuse strings that are too long, or have tokens that the network does not know."""
-        check_fits(x.contexts, x.tokens.shape[2], self.max_length)
-        largest = max(int(part.max()) if part.numel() else 0 for part in (x.contexts.tokens, x.tokens))
+        check_fits(x.contexts, x.mask.shape[2], self.max_length)
+        parts = [x.contexts.tokens] if isinstance(x, Soft) else [x.contexts.tokens, x.tokens]
+        largest = max(int(part.max()) if part.numel() else 0 for part in parts)
         if largest >= self.vocab_size:
             raise UserError(
                 f"the text has token {largest}, but the energy's network knows {self.vocab_size} tokens: "
@@ -100,22 +103,25 @@ class Trunk(nn.Module):
 
     def whole(self, rows: Sequences) -> Float[Tensor, "R T H"]:
         """States of whole strings, seen in both directions unless the reading is causal."""
-        if self.reading == "causal":  # padding comes last, so no token sees it
-            return self._states(rows.tokens)
-        with seeing_both_ways(self.network, rows.lengths):
-            return self._states(rows.tokens, torch.zeros_like(rows.lengths[:1]))
+        return self._whole(rows.tokens, rows.lengths)
 
-    def after(self, contexts: Sequences) -> Callable[[Continuations], States]:
+    def _whole(self, rows: Inputs, lengths: Int[Tensor, " R"]) -> Float[Tensor, "R T H"]:
+        if self.reading == "causal":  # padding comes last, so no token sees it
+            return self._states(rows)
+        with seeing_both_ways(self.network, lengths):
+            return self._states(rows, torch.zeros_like(lengths[:1]))
+
+    def after(self, contexts: Sequences) -> Callable[[Continuations | Soft], States]:
         """Read contexts, none of them empty, once; what is returned reads continuations of theirs."""
         prefix_states, prefix = self._read(contexts)
 
-        def read(x: Continuations) -> States:
-            B, N, L = x.tokens.shape
+        def read(x: Continuations | Soft) -> States:
+            B, N, L = x.mask.shape
             states = prefix_states.new_zeros(B, N, L, self.width)
             if states.numel():
                 starts = prefix.lengths if B == 1 else prefix.lengths.repeat_interleave(N)
                 with self._reading_after(prefix, x.lengths.flatten()):
-                    states = self._states(x.tokens.flatten(0, 1), starts).view(B, N, L, -1)
+                    states = self._states(self._inputs(x).flatten(0, 1), starts).view(B, N, L, -1)
             return States(prefix_states.unsqueeze(1), contexts.mask.unsqueeze(1), states, x.mask)
 
         return read
@@ -137,21 +143,46 @@ class Trunk(nn.Module):
             states = self._states(contexts.tokens, torch.zeros_like(contexts.lengths[:1]))
         return states, prefix
 
-    def _separate(self, x: Continuations) -> States:
+    def _separate(self, x: Continuations | Soft) -> States:
         """Every string as a whole, then its two parts."""
-        (B, N, L), P = x.tokens.shape, x.contexts.tokens.shape[1]
-        states = self.whole(x.joined()).view(B, N, P + L, self.width)
+        (B, N, L), P = x.mask.shape, x.contexts.tokens.shape[1]
+        if isinstance(x, Soft):
+            states = self._whole(*self._joined(x)).view(B, N, P + L, self.width)
+        else:
+            states = self.whole(x.joined()).view(B, N, P + L, self.width)
         place = x.contexts.lengths.view(B, 1, 1) + torch.arange(L, device=self.device)
         own = states.gather(2, place.expand(B, N, L).unsqueeze(-1).expand(B, N, L, self.width))
         prefix_mask = x.contexts.mask.unsqueeze(1).expand(B, N, P)
         return States(states[:, :, :P], prefix_mask, own, x.mask)
 
-    def _states(self, tokens: Int[Tensor, "R S"], starts: Int[Tensor, " _"] | None = None) -> Float[Tensor, "R S H"]:
+    def _inputs(self, x: Continuations | Soft) -> Inputs:
+        """What the network reads of continuations: their tokens, or the embeddings of soft ones."""
+        return x.embedded(self._table) if isinstance(x, Soft) else x.tokens
+
+    @property
+    def _table(self) -> Float[Tensor, "V H"]:
+        table = self.network.get_input_embeddings().weight
+        assert isinstance(table, Tensor), "embeddings are a table"
+        return table
+
+    def _joined(self, x: Soft) -> tuple[Float[Tensor, "R T H"], Int[Tensor, " R"]]:
+        """Embeddings of whole strings, context then continuation with no gap, as ``Continuations.joined``."""
+        (B, N, L), P = x.mask.shape, x.contexts.tokens.shape[1]
+        places = torch.arange(P + L, device=self.device)
+        numbers = Sequences(places[:P].expand(B, P), x.contexts.lengths)
+        rows = Continuations(numbers, places[P:].expand(B, N, L), x.lengths).joined()
+        prefix = self._table[x.contexts.tokens].unsqueeze(1).expand(B, N, P, -1)
+        both = torch.cat([prefix, self._inputs(x)], dim=2).flatten(0, 1)
+        return both.gather(1, rows.tokens.unsqueeze(-1).expand(-1, -1, both.shape[-1])), rows.lengths
+
+    def _states(self, rows: Inputs, starts: Int[Tensor, " _"] | None = None) -> Float[Tensor, "R S H"]:
         """One call of the network; rows begin each at its own place, or all at one, which is less work."""
         options: dict[str, Any] = dict(self._options)
         if starts is not None:
-            options["position_ids"] = self.offset + starts.unsqueeze(1) + torch.arange(tokens.shape[1]).to(tokens)
-        states: Tensor = self.network(tokens, **options).last_hidden_state
+            places = torch.arange(rows.shape[1], device=rows.device)
+            options["position_ids"] = self.offset + starts.unsqueeze(1) + places
+        options["inputs_embeds" if rows.is_floating_point() else "input_ids"] = rows
+        states: Tensor = self.network(**options).last_hidden_state
         return states
 
     @torch.no_grad()
@@ -202,6 +233,12 @@ class Trunk(nn.Module):
         return states
 
 
-def readable(x: Continuations, eos: int, device: torch.device) -> Continuations:
+@overload
+def readable(x: Continuations, eos: int, device: torch.device) -> Continuations: ...
+@overload
+def readable(x: Soft, eos: int, device: torch.device) -> Soft: ...
+def readable(x: Continuations | Soft, eos: int, device: torch.device) -> Continuations | Soft:
     """Where the weights are, without idle padding; an empty context reads as the start of a document."""
+    if isinstance(x, Soft):
+        return replace(x, contexts=started(x.contexts, eos).trimmed()).to(device)
     return Continuations(started(x.contexts, eos), x.tokens, x.lengths).trimmed().to(device)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
+from freenergy.core.soft import Soft
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
@@ -85,10 +86,10 @@ class Unit(Int8Energy):
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=trunk.dtype)
         self.readout.to(trunk.device)
 
-    def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(c, x)."""
+    def forward(self, x: Continuations | Soft) -> Float[Tensor, "B N"]:
+        """E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
         x = readable(x, self.eos, self.trunk.device)
-        if not wants_gradients(self):
+        if isinstance(x, Continuations) and not wants_gradients(self):
             return in_batches(x, self.trunk, lambda states, _: self.readout(states))
         energy: Tensor = self.readout(self.trunk(x))
         return energy

@@ -7,7 +7,6 @@ The negatives of a window depend on the seed and on the number of the window, ne
 
 from typing import Any, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -74,7 +73,7 @@ class _Numbered(Rng):
 
     def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
         parts = [self._rng.shift(contexts=number).rows(1, candidates, draws) for number in self._numbers[:contexts]]
-        return Rows(torch.cat([part._u for part in parts]))
+        return parts[0].joined(parts[1:])
 
     def child(self, *keys: int | str) -> Rng:
         # anything but rows would depend on the batch

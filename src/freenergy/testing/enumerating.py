@@ -92,6 +92,9 @@ class _EnumeratingRows(Rows):
     def joined(self, others: Sequence[Rows]) -> Rows:
         return self  # one walk for all of them
 
+    def normal(self, num: int) -> Tensor:
+        raise NotImplementedError("normal numbers cannot be enumerated: test this sampler statistically")
+
     def numbers(self, draw: int) -> None:
         return None
 

@@ -4,8 +4,8 @@ import torch
 from scipy import stats
 
 from freenergy import Rng
-from freenergy.core.rng import choose
-from freenergy.testing import branches, law
+from freenergy.core.rng import Rows, choose
+from freenergy.testing import EnumeratingRng, branches, law
 
 FALSE_FAILURE_RATE = 1e-6  # of each statistical test here; the suite's budget is 1e-4
 
@@ -77,3 +77,17 @@ def test_law_of_a_sum_of_coins():
 def test_what_cannot_be_enumerated_says_so():
     with pytest.raises(NotImplementedError, match="cannot be enumerated"):
         law(lambda rng: rng.uniform(1), lambda u: float(u))
+
+
+def test_normal_rows_belong_to_the_candidate():
+    whole = Rng(3).rows(3, 4, 6)
+    first, then = whole.normal(2), whole.normal(4)
+    part = Rng(3).shift(contexts=1, candidates=2).rows(1, 2, 6)
+    assert torch.equal(part.normal(2), first[1:2, 2:])
+    assert torch.equal(part.normal(4), then[1:2, 2:])
+    assert not torch.equal(first, then[..., :2])
+    u = Rng(3).rows(3, 4, 6).uniform(1)
+    torch.testing.assert_close(torch.special.ndtr(first[..., 1]), u, atol=1e-12, rtol=0)
+    assert Rows(torch.zeros(1, 1, 1, dtype=torch.float64)).normal(1).isfinite().all()
+    with pytest.raises(NotImplementedError, match="statistically"):
+        EnumeratingRng([]).rows(1, 1, 1).normal(1)
