@@ -92,12 +92,12 @@ def serving():
 def serve(serving, joint):
     """A server of a residual model with some limits; the engine is beside it."""
     from freenergy.web.app import create_app
-    from freenergy.web.engine import Engine
+    from freenergy.web.model_server import ModelServer
     from freenergy.web.settings import Limits, ServerSettings
 
     @contextmanager
     def serve(model=joint, *, token=None, max_bytes=2**20, **limits):
-        engine = Engine(model, Limits(**limits))
+        engine = ModelServer(model, Limits(**limits))
         settings = ServerSettings(name="tiny", token=token, max_bytes=max_bytes)
         with serving(create_app(engine, settings)) as address:
             yield address, engine

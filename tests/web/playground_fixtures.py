@@ -21,7 +21,7 @@ from freenergy.corpus.learn import learn
 from freenergy.corpus.settings import BytePairTokenizer
 from freenergy.lm.ngram import NgramLM
 from freenergy.web.app import create_app
-from freenergy.web.engine import Engine
+from freenergy.web.model_server import ModelServer
 from freenergy.web.running import address, bound
 from freenergy.web.settings import Limits, ServerSettings
 
@@ -69,7 +69,7 @@ def nasty_joint():
 @contextmanager
 def served(joint, *, limits=None, **settings):
     """A server of a residual model at a free port of this machine: its address and its engine."""
-    engine = Engine(joint, limits or Limits())
+    engine = ModelServer(joint, limits or Limits())
     app = create_app(engine, ServerSettings(**settings))
     with bound("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))

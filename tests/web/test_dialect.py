@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from freenergy.core.roles import ANCESTRAL, Truncation
-from freenergy.web.dialect import CompletionRequest, Refusal, as_event, kind_of, law_of, malformed
+from freenergy.web.dialect import CompletionRequest, Refusal, as_event, is_base_name, kind_of, malformed
+from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Growing, Place, Spelling, log_probs, num_kept
 
 
@@ -102,11 +103,11 @@ def test_what_cannot_be_done_is_refused_by_name(fields):
 
 
 def test_models_have_names():
-    names = {"joint": "tiny", "base": "tiny-base"}
-    assert law_of("tiny", **names) == "joint"
-    assert law_of("tiny-base", **names) == "base"
+    settings = ServerSettings(name="tiny")
+    assert not is_base_name("tiny", settings)
+    assert is_base_name("tiny-base", settings)
     with pytest.raises(Refusal, match="take tiny or tiny-base") as error:
-        law_of("gpt-3" * 100, **names)
+        is_base_name("gpt-3" * 100, settings)
     assert (error.value.status, error.value.code) == (404, "model_not_found")
     assert len(str(error.value)) < 250
 

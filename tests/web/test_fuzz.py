@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from freenergy.web.app import create_app
-from freenergy.web.engine import Engine
+from freenergy.web.model_server import ModelServer
 from freenergy.web.settings import Limits, ServerSettings
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install schemathesis")
@@ -23,7 +23,7 @@ KNOWN = {"/v1/completions", "/score", "/v1/models", "/v1/models/{name}", "/healt
 
 @pytest.fixture(scope="module")
 def operations(joint):
-    engine = Engine(joint, Limits(candidates=64, tokens=64, texts=8))
+    engine = ModelServer(joint, Limits(candidates=64, tokens=64, texts=8))
     engine.start()
     schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(engine, SETTINGS))
     yield [found.ok() for found in schema.get_all_operations()]

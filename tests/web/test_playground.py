@@ -18,7 +18,7 @@ from freenergy.core.sequences import Continuations
 from freenergy.energies.prefix_energies import energies_of_beginnings
 from freenergy.partition import log_partition
 from freenergy.web.app import create_app
-from freenergy.web.engine import Engine
+from freenergy.web.model_server import ModelServer
 from freenergy.web.settings import Limits, ServerSettings
 from freenergy.web.watching import EVENNESS, evenness
 
@@ -35,7 +35,7 @@ def joint():
 
 
 def client_of(joint, limits=None, **settings):
-    return TestClient(create_app(Engine(joint, limits or Limits()), ServerSettings(**settings)), base_url=HOST)
+    return TestClient(create_app(ModelServer(joint, limits or Limits()), ServerSettings(**settings)), base_url=HOST)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +73,13 @@ def test_the_text_is_that_of_the_package(client, joint):
     assert all(one["log_weight"] == pytest.approx(-one["energy"]) for one in drawn)
 
 
-def test_truncation_and_target_are_passed_on(client, joint):
+def test_truncation_and_law_are_passed_on(client, joint):
     asked = {"prefix": "You may", "candidates": 30, "top_k": 3, "temperature": 1.5, "seed": 2}
     truncation = Truncation(top_k=3, temperature=1.5)
     for law in ("restricted", "model"):
         found = joint.sample("You may", candidates=30, truncation=truncation, seed=2, law=law)
         rows = found.to_json(candidates=True)["steps"][0]["candidates"]
-        drawn = drawn_in(lines_of(client, **asked, target=law))
+        drawn = drawn_in(lines_of(client, **asked, law=law))
         assert [one["log_weight"] for one in drawn] == pytest.approx([row["log_weight"] for row in rows])
     assert any(one["log_weight"] != pytest.approx(-one["energy"]) for one in drawn)
 
@@ -189,7 +189,7 @@ def test_where_the_energy_rises(client, joint):
         ("write", {"candidates": 100_000}, "candidates is 100000: this server takes 1 to 4096"),
         ("write", {"length": 10**9}, "1000000000"),
         ("write", {"temperature": 0}, "temperature"),
-        ("write", {"target": "both"}, "target"),
+        ("write", {"law": "both"}, "law"),
         ("write", {"prefix": 3}, "prefix"),
         ("write", {"unknown": 3}, "unknown"),
         ("write", {"seed": -1}, "seed"),

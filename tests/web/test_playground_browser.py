@@ -251,7 +251,7 @@ def test_a_keyboard_is_enough(see, address):
     browser = see(address, "#candidates=12&seed=5")
     tab_to(browser, "#prefix")
     press(browser, "You may")
-    tab_to(browser, "input[name=target]")
+    tab_to(browser, "input[name=law]")
     press(browser, Keys.ARROW_RIGHT)
     assert one(browser, "input[value=joint]").is_selected()
     tab_to(browser, "#write")
@@ -295,9 +295,7 @@ def test_a_pointer_finds_candidates(see, address):
 
 
 def test_settings_live_in_the_address(see, address):
-    browser = see(
-        address, "#prefix=a%20%22b%22%20%26%20c%2B%23&candidates=7&top_k=5&temperature=0.7&seed=9&target=joint"
-    )
+    browser = see(address, "#prefix=a%20%22b%22%20%26%20c%2B%23&candidates=7&top_k=5&temperature=0.7&seed=9&law=model")
     value = "return document.getElementById(arguments[0]).value"
     assert browser.execute_script(value, "prefix") == 'a "b" & c+#'
     for name, number in (
@@ -321,7 +319,7 @@ def test_settings_live_in_the_address(see, address):
     assert browser.current_url == address_now
     assert browser.execute_script(value, "prefix") == "new & <old>"
     assert browser.execute_script(value, "candidates") == "8"
-    browser = see(address, "#candidates=many&seed=&target=all&strange=1")
+    browser = see(address, "#candidates=many&seed=&law=all&strange=1")
     assert browser.execute_script(value, "candidates") == "64"
     assert browser.execute_script(value, "seed") == "0"
     assert complaints(browser) == []

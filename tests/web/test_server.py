@@ -56,7 +56,7 @@ def test_a_plain_completion_is_the_library_s_text(ask, joint):
     assert found.usage.completion_tokens == len(wanted[0].tokens)
     assert found.usage.total_tokens == 5 + len(wanted[0].tokens)
     extra, step = found.model_extra["freenergy"], wanted.to_json()["steps"][0]
-    assert (extra["seed"], extra["law"], extra["candidates"], extra["target"]) == (3, "joint", 20, "restricted")
+    assert (extra["seed"], extra["sampler"], extra["candidates"], extra["law"]) == (3, "resampling", 20, "restricted")
     for name in ("ess", "largest_share", "k_hat", "log_partition", "standard_error", "distance"):
         assert extra["prompts"][0][name] == pytest.approx(step[name])
     assert extra["prompts"][0]["notes"] == wanted.all_notes()
@@ -204,7 +204,8 @@ ERRORS = {
     "no such token": ({"prompt": [300]}, 400, None),
     "a negative seed": ({"seed": -1}, 400, "seed"),
     "hot": ({"temperature": 1e9}, 400, "temperature"),
-    "no such target": ({"target": "moon"}, 400, "target"),
+    "no such law": ({"law": "moon"}, 400, "law"),
+    "candidates of the base": ({"model": "tiny-base", "candidates": 9}, 400, "candidates"),
     "no such model": ({"model": "gpt-9"}, 404, "model"),
     "no model": ({"model": None}, 400, "model"),
 }

@@ -25,7 +25,7 @@ def serve(
     """Serve a run: an OpenAI-style API, and a playground to open in a browser."""
     try:
         from freenergy.web.app import create_app
-        from freenergy.web.engine import Engine
+        from freenergy.web.model_server import ModelServer
         from freenergy.web.running import check_port, run
         from freenergy.web.settings import Limits, ServerSettings
     except ModuleNotFoundError as error:
@@ -39,7 +39,7 @@ def serve(
     )
     check_port(port)  # before the model is opened, which takes its time
     limits = Limits(queue=queue, timeout_seconds=timeout, candidates=most_candidates)
-    app = create_app(Engine(open_writer(run_folder), limits), settings)
+    app = create_app(ModelServer(open_writer(run_folder), limits), settings)
     run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
 
 

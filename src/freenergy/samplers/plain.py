@@ -5,6 +5,7 @@
 The base is the target, so the distance is 0. The energy scores the draws and changes none: to compare.
 """
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import final
 
@@ -14,7 +15,8 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
 from freenergy.core.scored import Scored
-from freenergy.models.residual import residual_of
+from freenergy.models.residual import relative_to_base
+from freenergy.samplers.requests import DrawRequest, drive
 from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, picked
 
 
@@ -31,13 +33,16 @@ class Plain:
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Draw."""
+        return drive(self.requests(target, num, rng), progress)
+
+    def requests(self, target: Target[Model], num: int, rng: Rng) -> Generator[DrawRequest, Scored, Sampled]:
+        """Do the same in steps, so that many share the calls of the models."""
         check_call(target, num)
-        with progress.track("drawing", num, "continuations") as advance:
-            found = residual_of(target).propose(
-                target.contexts, num, target.space, rng.child("draw"),
-                truncation=self.truncation, batch_size=self.batch_size, advance=advance,
-            )  # fmt: skip
-        return all_of(found)
+        request = DrawRequest(
+            target=relative_to_base(target), num=num, rng=rng.child("draw"),
+            truncation=self.truncation, batch_size=self.batch_size,
+        )  # fmt: skip
+        return all_of((yield from request.in_parts()))
 
 
 def all_of(found: Scored) -> Sampled:

@@ -13,7 +13,8 @@ only the first does. With a goal for the effective sample size, n depends on the
 above holds only nearly. Looks are ``every`` so many candidates, whatever fits into memory at once.
 """
 
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -21,12 +22,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.progress import Advance, Progress
+from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
 from freenergy.core.scored import Law, Scored
-from freenergy.models.residual import residual_of
+from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
+from freenergy.samplers.requests import DrawRequest, drive
 from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, effective, picked
 
 
@@ -53,23 +55,25 @@ class Resampling:
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Draw, weigh, choose."""
+        return drive(self.requests(target, num, rng), progress)
+
+    def requests(self, target: Target[Model], num: int, rng: Rng) -> Generator[DrawRequest, Scored, Sampled]:
+        """Do the same in steps, so that many share the calls of the models."""
         check_call(target, num)
-        with progress.track("drawing", self.candidates, "candidates") as advance:
-            candidates = self.draw(target, rng.child("draw"), advance)
+        candidates = yield from self.draws(target, rng.child("draw"))
         return self.choose(candidates, num, rng.child("choose"))
 
-    def draw(self, target: Target[Model], rng: Rng, advance: Advance | None = None) -> Scored:
+    def draws(self, target: Target[Model], rng: Rng) -> Generator[DrawRequest, Scored, Scored]:
         """Draw n candidates, or as many as reach the goal."""
-        model, parts = residual_of(target), list[Scored]()
-        n, step = 0, self.candidates if self.effective is None else self.every
+        request = DrawRequest(
+            target=relative_to_base(target), num=self.candidates if self.effective is None else self.every, rng=rng,
+            truncation=self.truncation, law=self.law, batch_size=self.batch_size,
+        )  # fmt: skip
+        parts, n = list[Scored](), 0
         while n < self.candidates:
-            count = min(step, self.candidates - n)
-            part = model.propose(
-                target.contexts, count, target.space, rng.shift(candidates=n),
-                truncation=self.truncation, law=self.law, batch_size=self.batch_size, advance=advance,
-            )  # fmt: skip
-            parts.append(part)
-            n += count
+            num = min(request.num, self.candidates - n)
+            parts.append((yield from replace(request, first=n, num=num).in_parts()))
+            n += num
             found = Scored.cat(parts, dim=1)
             if self.effective is not None and effective(found.log_weight) >= self.effective:
                 break

@@ -17,13 +17,13 @@ The last chunk has nothing ahead, so two chunks with look-ahead are a draw from 
 follows a chunk that ends the text: its Ẑ is 1. So with look-ahead a constant added to E, which no other law here
 depends on, moves the chance of ending: look ahead with an energy whose log Z is near 0, or in texts that do not end.
 
-Chunk k draws from ``rng.child("chunk", k)``: a text can be taken up after any chunk and goes on as it would have.
+Chunk k draws from ``rng.child("chunk", k)``: a text can be resumed after any chunk, and ends with the same bits.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from jaxtyping import Float
@@ -37,8 +37,11 @@ from freenergy.core.scored import Scored
 from freenergy.core.sequences import Sequences
 from freenergy.lm.stepping import started
 from freenergy.models.residual import Residual
+from freenergy.samplers.requests import DrawRequest, Request, answered, sampling
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT, Sampled, Sampler, check_call
+
+T = TypeVar("T")
 
 
 @final
@@ -60,6 +63,20 @@ class Chunk:
         return None if found is None or found.log_ahead is None else found.log_ahead[0]
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """Some candidates of a chunk, drawn and weighed; ``start`` is the number of the first."""
+
+    text: int = 0  # that the chunk is for; 0 where one choice among the candidates gives all texts
+    chunk: int
+    start: int
+    candidates: Scored  # [1, k]
+
+
+ChunkSteps = Generator[Request | Drawn | Chunk, Any, None]
+
+
 def write(
     target: Target[Residual],
     rng: Rng,
@@ -73,14 +90,42 @@ def write(
     written: Sequence[int] = (),
     progress: Progress = SILENT,
 ) -> Iterator[Chunk]:
-    """A text of at most ``chunks`` chunks, each given as soon as it is there.
+    """Write a text of at most ``chunks`` chunks, each given as soon as it is there.
 
     The text continues the one context of the target, in chunks of its space. It stops after ``eos`` (None: it never
     does, unless the space says so), or at ``max_tokens``. A chunk reads at most ``max_context`` tokens of what stands
     before it, and no more than the base and the energy can. ``look_ahead`` rollouts of the next chunk weigh each
     candidate (resampling only).
-    ``written`` are whole chunks of a text to go on with: the same call then gives the chunks that were missing.
+    ``written`` are whole chunks of a text to resume: the same call then gives the chunks that were missing.
     """
+    steps = writing_steps(
+        target, rng, chunks=chunks, sampler=sampler, eos=eos, look_ahead=look_ahead, max_context=max_context,
+        max_tokens=max_tokens, written=written,
+    )  # fmt: skip
+    return _driven(steps, chunks - len(written) // target.space.length, progress)
+
+
+def _driven(steps: ChunkSteps, total: int, progress: Progress) -> Iterator[Chunk]:
+    with progress.track("writing", total, "chunks") as advance:
+        for event in answered(steps, progress):
+            if isinstance(event, Chunk):
+                advance(1)
+                yield event
+
+
+def writing_steps(
+    target: Target[Residual],
+    rng: Rng,
+    *,
+    chunks: int,
+    sampler: Sampler,
+    eos: int | None,
+    look_ahead: int,
+    max_context: int | None,
+    max_tokens: int | None,
+    written: Sequence[int] = (),
+) -> ChunkSteps:
+    """Write the same text in steps: requests to the models, draws as they come, and each chunk."""
     check_call(target, 1)
     if chunks < 1 or look_ahead < 0 or (max_tokens is not None and max_tokens < 1):
         raise UserError(
@@ -93,60 +138,53 @@ def write(
             f"{len(written)} tokens are not whole chunks of {target.space.length}: give the text up to the last chunk"
         )
     text = LongText(target, max_context, eos, max_tokens, list(written))
-    return _chunks(text, rng, chunks, sampler, look_ahead, progress)
+    return _chunks(text, rng, chunks, sampler, look_ahead)
 
 
-def _chunks(
-    text: "LongText", rng: Rng, chunks: int, sampler: Sampler, look_ahead: int, progress: Progress
-) -> Iterator[Chunk]:
-    first = len(text.written) // text.space.length
-    with progress.track("writing", chunks - first, "chunks") as advance:
-        for k in range(first, chunks):
-            if text.is_done():
-                return
-            is_last = k + 1 == chunks or text.is_done(after=text.space.length)
-            ahead = 0 if is_last else look_ahead
-            chunk = text.add(k, _one(text, rng.child("chunk", k), sampler, ahead, progress))
-            advance(1)
-            yield chunk
-
-
-def _one(text: "LongText", rng: Rng, sampler: Sampler, look_ahead: int, progress: Progress) -> Sampled:
-    """Sample a chunk."""
-    target = text.next_target()
-    if look_ahead and isinstance(sampler, Resampling):
-        return _looking_ahead(text, target, rng, sampler, look_ahead, progress)
-    return sampler(target, 1, rng, progress)
+def _chunks(text: "LongText", rng: Rng, chunks: int, sampler: Sampler, look_ahead: int) -> ChunkSteps:
+    for k in range(len(text.written) // text.space.length, chunks):
+        if text.is_done():
+            return
+        is_last = k + 1 == chunks or text.is_done(after=text.space.length)
+        own = rng.child("chunk", k)
+        if look_ahead and not is_last and isinstance(sampler, Resampling):
+            sampled = yield from _looking_ahead(text, k, own, sampler, look_ahead)
+        else:
+            sampled = yield from watched(sampling(sampler, text.next_target(), 1, own), k)
+        yield text.add(k, sampled)
 
 
 def _looking_ahead(
-    text: "LongText", target: Target[Residual], rng: Rng, sampler: Resampling, look_ahead: int, progress: Progress
-) -> Sampled:
+    text: "LongText", k: int, rng: Rng, sampler: Resampling, look_ahead: int
+) -> Generator[Request | Drawn, Any, Sampled]:
     """Resampling with the weights w'; the candidates are those that it has without."""
-    with progress.track("drawing", sampler.candidates, "candidates") as advance:
-        found = sampler.draw(target, rng.child("draw"), advance)
+    found = yield from watched(sampler.draws(text.next_target(), rng.child("draw")), k)
     log_ahead, tokens = torch.zeros(found.num, dtype=torch.float64), 0
     strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.batch_size // look_ahead)
-    with progress.track("looking ahead", len(going), "candidates") as advance:
-        for i in range(0, len(going), each):
-            some, stream = going[i : i + each], rng.child("ahead").shift(contexts=i)
-            log_ahead[some], drawn = _ahead(text, [strings[n] for n in some], look_ahead, sampler, stream)
-            tokens += drawn
-            advance(len(some))
+    for i in range(0, len(going), each):
+        some = going[i : i + each]
+        contexts = Sequences.from_lists([text.before(strings[n])[0] for n in some])
+        rollouts: Scored = yield DrawRequest(
+            target=text.target.after(contexts), num=look_ahead, rng=rng.child("ahead").shift(contexts=i),
+            truncation=sampler.truncation, law=sampler.law, batch_size=look_ahead * len(some), label="looking ahead",
+        )  # fmt: skip
+        log_ahead[some] = rollouts.log_weight.logsumexp(1) - math.log(look_ahead)
+        tokens += rollouts.tokens_drawn
     sampled = sampler.choose(replace(found, log_ahead=log_ahead.unsqueeze(0)), 1, rng.child("choose"))
     return replace(sampled, base_tokens=sampled.base_tokens + tokens)
 
 
-def _ahead(
-    text: "LongText", strings: Sequence[list[int]], look_ahead: int, sampler: Resampling, rng: Rng
-) -> tuple[Float[Tensor, " some"], int]:
-    """log Ẑ(c x_i) of some candidates, all their roll-outs in one call; and how many tokens were drawn."""
-    target, contexts = text.target, Sequences.from_lists([text.before(string)[0] for string in strings])
-    found = target.model.propose(
-        contexts, look_ahead, target.space, rng,
-        truncation=sampler.truncation, law=sampler.law, batch_size=look_ahead * len(strings),
-    )  # fmt: skip
-    return found.log_weight.logsumexp(1) - math.log(look_ahead), found.tokens_drawn
+def watched(steps: Generator[Request, Any, T], chunk: int) -> Generator[Request | Drawn, Any, T]:
+    """Take the same steps; draws are also events, as they come."""
+    answer = None
+    while True:
+        try:
+            request = steps.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
+        answer = yield request
+        if isinstance(request, DrawRequest):
+            yield Drawn(chunk=chunk, start=request.first, candidates=answer)
 
 
 @final

@@ -26,15 +26,16 @@ from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.load import load_energy
 from freenergy.lm.load import open_base, save_base
-from freenergy.models.residual import Residual
+from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token
+from freenergy.samplers.requests import drive
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT
 from freenergy.text.model_card import model_card
 from freenergy.text.next_table import NextTable
 from freenergy.text.ranking import Ranking
 from freenergy.text.texts import Texts
-from freenergy.text.write import OnChunk, Writing, stream, write_texts
+from freenergy.text.write import Added, Event, Generation, OnChunk, Writing, generate, stream
 
 RECORD = "joint.json"
 
@@ -66,6 +67,11 @@ class ResidualModel:
     def energy(self) -> Energy:
         """E."""
         return self.residual.energy
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether it is more than its base."""
+        return self.energy is not no_energy
 
     def scored(self, x: Continuations, *, allow_inf: bool = False) -> Scored:
         """log P_LM and E of each continuation; with ``allow_inf`` an energy may be +inf, and is refused otherwise."""
@@ -124,13 +130,30 @@ class ResidualModel:
         progress: Progress = SILENT,
         on_chunk: OnChunk | None = None,
     ) -> Texts:
-        """Texts by any sampler, chunk by chunk if asked."""
+        """Texts by any sampler, chunk by chunk if asked; ``on_chunk`` is called with the words of each chunk."""
+        steps = self.generation(prefix, space, rng, writing)
+        if writing.chunks == 1:
+            return drive(steps, progress)
+        with progress.track("writing", writing.num * writing.chunks, "chunks") as advance:
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, Added):
+                    advance(1)
+                    if on_chunk is not None:
+                        on_chunk(prefix, event.text, event.words)
+
+            return drive(steps, progress, on_event)
+
+    def generation(
+        self, prefix: str, space: SequenceSpace, rng: Rng, writing: Writing, context: Sequence[int] | None = None
+    ) -> Generation:
+        """Write the same texts in steps, which somebody else drives; ``context`` are the prefix's tokens, if known."""
         if self.tokenizer is None:
-            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before writing with it")
-        found = write_texts(
-            self.residual, self.tokenizer, prefix, space, rng, writing, progress=progress, on_chunk=on_chunk
-        )
-        return replace(found, notes=(*found.notes, *self.unlike_training(prefix, space, writing)))
+            raise UserError("this model has no tokenizer: pass one to ResidualModel before writing with it")
+        tokens = self.tokenizer.encode(prefix) if context is None else context
+        target = Target(self.residual, Sequences.from_lists([tokens]), space)
+        found = yield from generate(target, self.tokenizer, prefix, rng, writing)
+        return replace(found, notes=(*found.notes, *self.unlike_training(len(tokens), space, writing)))
 
     def next(
         self,
@@ -156,21 +179,18 @@ class ResidualModel:
         found = next_token(target, head, Rng(seed), top_k=top_k, completions=completions, progress=progress)
         return NextTable(prefix + written, found, self.tokenizer)
 
-    def unlike_training(self, prefix: str, space: SequenceSpace, writing: Writing) -> list[str]:
-        """Where the energy reads what it was not trained on."""
+    def unlike_training(self, before: int, space: SequenceSpace, writing: Writing) -> list[str]:
+        """Report where the energy reads what it was not trained on; ``before`` is the length of the prefix."""
         notes = []
         if self.space is not None and space.length != self.space.length:
             notes.append(
                 f"the energy was trained on continuations of {self.space.length} tokens, not of {space.length}"
             )
-        if (
-            self.tokenizer is not None and self.max_context is not None and writing.chunks == 1
-        ):  # chunks keep to max_context
-            before = len(self.tokenizer.encode(prefix))
-            if before > self.max_context:
-                notes.append(
-                    f"the energy was trained with {self.max_context} tokens before the continuation, not with {before}"
-                )
+        # chunks keep to max_context
+        if self.max_context is not None and writing.chunks == 1 and before > self.max_context:
+            notes.append(
+                f"the energy was trained with {self.max_context} tokens before the continuation, not with {before}"
+            )
         return notes
 
     def space_of(self, length: int | None) -> SequenceSpace:

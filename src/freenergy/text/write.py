@@ -1,19 +1,23 @@
-"""From a prefix to texts: encode, sample once or chunk by chunk, decode."""
+"""From a prefix to texts: encode, sample once or chunk by chunk, decode.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import final
+``generate`` is the one way to write: a generator that yields requests to the models and events, is sent the answers,
+and returns the texts. ``ResidualModel.write`` answers the requests at once; the server answers those of many clients
+together.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
-from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.models.residual import Residual
+from freenergy.samplers.requests import Request, sampling
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT, Sampled, Sampler
-from freenergy.text.chunks import Chunk, write
+from freenergy.samplers.sampled import Sampled, Sampler
+from freenergy.text.chunks import Chunk, Drawn, watched, writing_steps
 from freenergy.text.texts import Text, Texts
 
 OnChunk = Callable[[str, int, str], None]  # the prefix, number of the text, what was added to it
@@ -27,8 +31,10 @@ class Writing:
     sampler: Sampler = field(default_factory=Resampling)
     num: int = 1  # texts of each prefix
     chunks: int = 1
-    look_ahead: int = 0  # roll-outs of the next chunk that each candidate is judged by; 0 looks at the chunk alone
+    look_ahead: int = 0  # rollouts of the next chunk that each candidate is judged by; 0 looks at the chunk alone
     max_context: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
+    max_tokens: int | None = None  # of a text, which is cut there
+    stop: tuple[str, ...] = ()  # a text that contains one of these needs no further chunk
 
     def __post_init__(self) -> None:
         for name, lowest in (("num", 1), ("chunks", 1), ("look_ahead", 0)):
@@ -36,57 +42,67 @@ class Writing:
                 raise UserError(f"{name} is {value}: set it to {lowest} or more")
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Tokens that were added to a text, and the characters that it has grown by."""
+
+    text: int
+    tokens: tuple[int, ...]
+    words: str
+
+
+Event = Drawn | Added
+Generation = Generator[Request | Event, Any, Texts]
+
+
 def stream(seed: int, number: int = 0) -> Rng:
     """The random numbers of a prefix: the first of many has those of one alone."""
     return Rng(seed).child("prefix", number)
 
 
-def write_texts(
-    model: Residual,
-    tokenizer: Tokenizer,
-    prefix: str,
-    space: SequenceSpace,
-    rng: Rng,
-    writing: Writing,
-    *,
-    progress: Progress = SILENT,
-    on_chunk: OnChunk | None = None,
-) -> Texts:
-    """Texts that continue one prefix; ``on_chunk`` is told the words of each chunk as soon as they are there."""
-    target = Target(model, Sequences.from_lists([tokenizer.encode(prefix)]), space)
+def generate(target: Target[Residual], tokenizer: Tokenizer, prefix: str, rng: Rng, writing: Writing) -> Generation:
+    """Write texts that continue a prefix, whose tokens are the context of the target."""
     if writing.chunks == 1 and not writing.look_ahead:
-        sampled = writing.sampler(target, writing.num, rng, progress)
-        return Texts(prefix=prefix, texts=of_sampled(sampled, tokenizer), steps=(sampled,), tokenizer=tokenizer)
-    texts, steps = [], []
+        sampled = yield from watched(sampling(writing.sampler, target, writing.num, rng), 0)
+        texts = [_cut(text, writing.max_tokens, tokenizer) for text in of_sampled(sampled, tokenizer)]
+        for r, text in enumerate(texts):
+            yield Added(text=r, tokens=text.tokens, words=text.text)
+        return Texts(prefix=prefix, texts=tuple(texts), steps=(sampled,), tokenizer=tokenizer)
+    texts, steps = [], list[Sampled]()
     for r in range(writing.num):
-        chunks: list[Chunk] = []
-        shown = ""
-        for chunk in _long(target, rng.child("text", r), writing, tokenizer.eos, progress):
-            chunks.append(chunk)
-            text = of_chunks(chunks, tokenizer)
-            if on_chunk is not None:
-                on_chunk(prefix, r, text.text[len(shown) :])
-            shown = text.text
-        texts.append(text)
+        chunks = yield from _one_text(target, tokenizer, rng.child("text", r), writing, r)
+        texts.append(of_chunks(chunks, tokenizer))
         steps += [chunk.sampled for chunk in chunks]
     return Texts(prefix=prefix, texts=tuple(texts), steps=tuple(steps), tokenizer=tokenizer)
 
 
-def _long(target: Target[Residual], rng: Rng, writing: Writing, eos: int, progress: Progress) -> Iterator[Chunk]:
-    return write(
-        target,
-        rng,
-        chunks=writing.chunks,
-        sampler=writing.sampler,
-        look_ahead=writing.look_ahead,
-        max_context=writing.max_context,
-        eos=eos,
-        progress=progress,
-    )
+def _one_text(
+    target: Target[Residual], tokenizer: Tokenizer, rng: Rng, writing: Writing, r: int
+) -> Generator[Request | Event, Any, list[Chunk]]:
+    """Write text r chunk by chunk."""
+    steps = writing_steps(
+        target, rng, chunks=writing.chunks, sampler=writing.sampler, eos=tokenizer.eos, look_ahead=writing.look_ahead,
+        max_context=writing.max_context, max_tokens=writing.max_tokens,
+    )  # fmt: skip
+    chunks, shown, answer = list[Chunk](), "", None
+    while not any(word in shown for word in writing.stop):
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            break
+        if isinstance(step, Chunk):
+            chunks.append(step)
+            whole = of_chunks(chunks, tokenizer).text
+            answer = yield Added(text=r, tokens=step.tokens, words=whole[len(shown) :])
+            shown = whole
+        else:
+            answer = yield replace(step, text=r) if isinstance(step, Drawn) else step
+    return chunks
 
 
 def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
-    """The results of one call of a sampler."""
+    """Return the results of one call of a sampler as texts."""
     shares: list[float | None] = [None] * sampled.energy.shape[1]
     if sampled.candidates is not None and sampled.chosen is not None:
         merged = sampled.candidates.merged()[0].softmax(0)
@@ -109,12 +125,20 @@ def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
 
 
 def _until(tokens: list[int], eos: int) -> list[int]:
-    """Up to the end of the document, where it ends: what follows belongs to another."""
+    """Drop what follows the end of the document: it belongs to another."""
     return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
+def _cut(text: Text, max_tokens: int | None, tokenizer: Tokenizer) -> Text:
+    """Return the first tokens of a text; its numbers stay those of the whole."""
+    if max_tokens is None or len(text.tokens) <= max_tokens:
+        return text
+    tokens = text.tokens[:max_tokens]
+    return replace(text, text=tokenizer.decode(tokens), tokens=tokens, has_ended=False)
+
+
 def of_chunks(chunks: list[Chunk], tokenizer: Tokenizer) -> Text:
-    """One text from its chunks."""
+    """Return one text from its chunks."""
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     return Text(
         text=tokenizer.decode(tokens),

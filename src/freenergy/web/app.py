@@ -20,9 +20,9 @@ from freenergy.core.errors import UserError
 from freenergy.web import playground
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.completions import Completion
-from freenergy.web.dialect import CompletionRequest, Refusal, ScoreRequest, as_event, kind_of, law_of, malformed
-from freenergy.web.engine import Busy, Engine, TooLong
+from freenergy.web.dialect import CompletionRequest, Refusal, ScoreRequest, as_event, is_base_name, kind_of, malformed
 from freenergy.web.metrics import Counting, Metrics
+from freenergy.web.model_server import Busy, ModelServer, TooLong
 from freenergy.web.security import error_body, secure
 from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Spelling
@@ -42,14 +42,14 @@ class Json(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
+def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
     """The API, the metrics and the playground of one residual model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        server.start()
         yield
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(server.close)
 
     app = FastAPI(
         title=settings.name,
@@ -59,10 +59,10 @@ def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         default_response_class=Json,
     )
-    metrics = Metrics(engine)
-    app.include_router(_api(engine, settings))
-    app.include_router(_watching(engine, settings, metrics))
-    app.include_router(playground.router(engine, settings))
+    metrics = Metrics(server)
+    app.include_router(_api(server, settings))
+    app.include_router(_watching(server, settings, metrics))
+    app.include_router(playground.router(server, settings))
     for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
         app.add_exception_handler(kind, _told)
     secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
@@ -70,10 +70,10 @@ def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _api(engine: Engine, settings: ServerSettings) -> APIRouter:
+def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
     """What programs ask."""
     found = APIRouter(dependencies=[Depends(settings.authorise)])
-    spelling, begun = Spelling(engine.tokenizer), int(time.time())
+    spelling, begun = Spelling(server.tokenizer), int(time.time())
 
     def card(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": begun, "owned_by": "freenergy"}
@@ -81,7 +81,7 @@ def _api(engine: Engine, settings: ServerSettings) -> APIRouter:
     @found.post("/v1/completions", dependencies=[Depends(json_only)])
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Texts that continue prompts, by the residual model or its base."""
-        completion = await asyncio.to_thread(Completion.of, engine, settings, spelling, body)
+        completion = await asyncio.to_thread(Completion.of, server, settings, spelling, body)
         if not body.stream:
             return Json(await unless_gone(request, completion.whole()))
         frames = completion.stream()
@@ -96,34 +96,34 @@ def _api(engine: Engine, settings: ServerSettings) -> APIRouter:
     @found.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One of them."""
-        law_of(name, joint=settings.name, base=settings.base_name)
+        is_base_name(name, settings)
         return card(name)
 
     @found.post("/score", dependencies=[Depends(json_only)])
     async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
         """Rank texts as what comes after a prefix, exactly."""
-        most = engine.limits.candidates
+        most = server.limits.candidates
         if len(body.candidates) > most:
             raise Refusal(f"{len(body.candidates)} candidates: this server takes 1 to {most}", param="candidates")
-        await asyncio.to_thread(engine.encode, body.prefix)
-        work = partial(engine.joint.score, body.prefix, body.candidates, ends=body.ends)
-        return (await unless_gone(request, engine.call(work))).to_json()
+        await asyncio.to_thread(server.encode, body.prefix)
+        work = partial(server.model.score, body.prefix, body.candidates, ends=body.ends)
+        return (await unless_gone(request, server.call(work))).to_json()
 
     return found
 
 
-def _watching(engine: Engine, settings: ServerSettings, metrics: Metrics) -> APIRouter:
+def _watching(server: ModelServer, settings: ServerSettings, metrics: Metrics) -> APIRouter:
     """What those ask who look after the server."""
     found = APIRouter()
 
     @found.get("/health")
     async def health() -> Response:
         """Whether it lives; asks for no token, since load balancers have none."""
-        uptime, is_alive = time.monotonic() - engine.begun, engine.is_alive
+        uptime, is_alive = time.monotonic() - server.begun, server.is_alive
         told = {
             "status": "ok" if is_alive else "stopped",
             "model": settings.name,
-            "queue": engine.queue,
+            "queue": server.queue,
             "uptime_seconds": round(uptime, 1),
         }
         return Json(told, 200 if is_alive else 503)

@@ -1,8 +1,8 @@
-"""/v1/completions: a request becomes a question for each prompt, and the texts become choices.
+"""/v1/completions: each prompt is one generation, and the texts become choices.
 
-    log-probabilities are log P_LM(x_t | c, x_<t) of the base, raw: the residual model weighs whole texts, not tokens
+    log-probabilities are log P_LM(x_t | c, x_<t) of the base, raw: the energy weighs whole texts, not tokens
 
-What the residual model knows of a text (its energy, its share of the weight) and of the choice (effective sample size,
+What the model knows of a text (its energy, its share of the weight) and of the choice (effective sample size,
 log Ẑ, the distance from the law that was aimed at) stands in an extra field, ``freenergy``.
 """
 
@@ -11,14 +11,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
 from freenergy.lm.token_log_probs import Forced, forced
+from freenergy.samplers.resampling import Resampling
 from freenergy.text.texts import Text, Texts
-from freenergy.web.dialect import CompletionRequest, Refusal, evidence, law_of
-from freenergy.web.engine import Added, Answers, Engine, Finished, Question
+from freenergy.web.dialect import CompletionRequest, Refusal, evidence, is_base_name
+from freenergy.web.model_server import Added, Answers, Finished, GenerationRequest, ModelServer
 from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Growing, Place, Spelling, log_probs, num_kept, places
 
@@ -31,36 +32,38 @@ _PROMPTS_AT_ONCE = 16  # whose tokens are scored in one turn
 class Completion:
     """One request that has been checked, on its way to an answer."""
 
-    engine: Engine
+    server: ModelServer
     spelling: Spelling
     body: CompletionRequest
-    questions: list[Question]  # one a prompt; none where no token is to be written
+    requests: list[GenerationRequest]  # one a prompt; none where no token is to be written
     prompts: list[list[int]]
     seed: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, engine: Engine, settings: ServerSettings, spelling: Spelling, body: CompletionRequest) -> "Completion":
+    def of(
+        cls, server: ModelServer, settings: ServerSettings, spelling: Spelling, body: CompletionRequest
+    ) -> "Completion":
         """Check a request, so far as that can be done without the model. Encodes: not for the event loop's thread."""
         body.check()
-        law = law_of(body.model, joint=settings.name, base=settings.base_name)
-        if (body.n or 1) > engine.limits.texts:
-            raise Refusal(f"n is {body.n}: this server takes 1 to {engine.limits.texts}", param="n")
+        is_base = is_base_name(body.model, settings)
+        if (body.n or 1) > server.limits.texts:
+            raise Refusal(f"n is {body.n}: this server takes 1 to {server.limits.texts}", param="n")
         given = body.prompts()
-        most = min(settings.max_prompts, engine.limits.queue)
+        most = min(settings.max_prompts, server.limits.queue)
         if len(given) > most:
             raise Refusal(f"{len(given)} prompts: this server takes {most} a request", param="prompt")
         seed = secrets.randbelow(2**31) if body.seed is None else body.seed
-        prompts = [engine.encode(prompt) for prompt in given]
-        questions = [] if body.max_tokens == 0 else _questions(engine, body, law, given, seed)
-        made = cls(engine, spelling, body, questions, prompts, seed)
+        prompts = [server.encode(prompt) for prompt in given]
+        requests = [] if body.max_tokens == 0 else _requests(server, body, is_base, given, seed)
+        made = cls(server, spelling, body, requests, prompts, seed)
         made._check_numbers()
         return made
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        answers = self.engine.write_all(self.questions)
+        answers = self.server.write_all(self.requests)
         try:
             results = [await _texts(answer) for answer in answers]
         finally:
@@ -80,7 +83,7 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
         """The answer in pieces, each as soon as its text is certain; the last says how the texts came about."""
-        if not self.questions:
+        if not self.requests:
             answer = await self.whole()
             extra, usage = answer.pop("freenergy"), answer.pop("usage")
             for choice in answer["choices"]:
@@ -89,7 +92,7 @@ class Completion:
         else:
             results: list[Texts] = []
             sizes: list[int] = []
-            answers = self.engine.write_all(self.questions)
+            answers = self.server.write_all(self.requests)
             try:
                 for i, answer_i in enumerate(answers):
                     async for frame in self._prompt(i, answer_i, results, sizes):
@@ -125,13 +128,13 @@ class Completion:
         return self.body.n or 1
 
     def _check_numbers(self) -> None:
-        k, wanted = self.body.logprobs, self.questions[0].max_tokens if self.questions else 0
+        k, wanted = self.body.logprobs, (self.requests[0].writing.max_tokens or 0) if self.requests else 0
         if k is None:
             return
-        V = self.engine.joint.base.vocab_size
+        V = self.server.model.base.vocab_size
         if k > V:
             raise Refusal(f"logprobs is {k}: this model has {V} tokens", param="logprobs")
-        longest, window = max(map(len, self.prompts)), self.engine.joint.base.max_length
+        longest, window = max(map(len, self.prompts)), self.server.model.base.max_length
         if window is not None and longest + wanted > window:
             words = f"logprobs of more than the {window} tokens that the model reads at once: ask for fewer tokens"
             raise Refusal(words, param="logprobs")
@@ -151,20 +154,20 @@ class Completion:
             whole = not before and self.body.echo
             prompt = self.prompts[i]
             work = partial(self._forced, [prompt if whole else [*prompt, *before]], [[event.tokens]], echo=bool(whole))
-            told = (await self.engine.call(work, is_new=False))[0][0]
+            told = (await self.server.call(work, is_new=False))[0][0]
         piece = self._piece(i, event.text, shown, kept, told, is_first=not before, before=before)
         return piece | {"finish_reason": None}, len(kept)
 
     async def _places(self, texts: Sequence[Sequence[Sequence[int]]]) -> list[list[list[Place]]]:
         """Log-probabilities of the tokens of each text of each prompt, and of the prompts themselves with echo."""
         found: list[list[list[Place]]] = []
-        if self.body.logprobs is None or not (self.body.echo or self.questions):
+        if self.body.logprobs is None or not (self.body.echo or self.requests):
             return [[[] for _ in row] for row in texts]
         for i in range(0, len(texts), _PROMPTS_AT_ONCE):
             some = slice(i, i + _PROMPTS_AT_ONCE)
             work = partial(self._forced, self.prompts[some], texts[some], echo=bool(self.body.echo))
             # a request that only scores stands in the row like any other; one that has written was let in before
-            found += await self.engine.call(work, is_new=not self.questions)
+            found += await self.server.call(work, is_new=not self.requests)
         return found
 
     def _forced(
@@ -176,7 +179,7 @@ class Completion:
             [[*(prompt[1:] if echo else ()), *text] for text in some]
             for prompt, some in zip(prompts, texts, strict=True)
         ]
-        found: Forced = forced(self.engine.joint.base, Continuations.from_lists(heads, rows), self.body.logprobs or 0)
+        found: Forced = forced(self.server.model.base, Continuations.from_lists(heads, rows), self.body.logprobs or 0)
         first = [[Place(head[0], None, ())] if echo and head else [] for head in heads]
         return [[first[b] + places(tokens, found, b, n) for n, tokens in enumerate(row)] for b, row in enumerate(rows)]
 
@@ -212,9 +215,11 @@ class Completion:
         return given if isinstance(given, str) else self.spelling.tokenizer.decode(given)
 
     def _end(self, text: Text, growing: Growing, kept: int) -> dict[str, Any]:
-        """Why a text ended, and what the residual model knows of it."""
+        """Say why a text ended, and what the model knows of it."""
         is_ended = text.has_ended or growing.stopped_by is not None
         numbers = {key: value for key, value in text.to_json().items() if key not in ("text", "tokens", "has_ended")}
+        if self.requests and not self.requests[0].model.has_energy:
+            numbers |= {"energy": None, "log_score": None}
         extra = {} if text is _EMPTY else {"freenergy": numbers | {"tokens": kept}}
         return {"finish_reason": "stop" if is_ended else "length", "stop_reason": growing.stopped_by, **extra}
 
@@ -232,43 +237,39 @@ class Completion:
         return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
     def _summary(self, results: Sequence[Texts]) -> dict[str, Any]:
-        """How the texts came about: the seed, and for each prompt the evidence."""
-        law: dict[str, Any] = {}
-        if self.questions and self.questions[0].law == "joint":
-            law = {"candidates": self.questions[0].candidates, "target": self.questions[0].target}
-        name = self.questions[0].law if self.questions else None
-        return {"seed": self.seed, "law": name, **law, "prompts": [evidence(found) for found in results]}
+        """How the texts came about: the seed, the sampler, and for each prompt the evidence."""
+        how: dict[str, Any] = {"seed": self.seed, "sampler": None, "law": None}
+        if results:
+            step, sampler = results[0].steps[0], self.requests[0].writing.sampler
+            how |= {"sampler": step.method, "law": step.law}
+            how |= {"candidates": sampler.candidates} if isinstance(sampler, Resampling) else {}
+        return how | {"prompts": [evidence(found) for found in results]}
 
 
 _EMPTY = Text(text="", tokens=(), log_base=0.0, energy=0.0, drawn=0)
 
 
-def _questions(
-    engine: Engine,
-    body: CompletionRequest,
-    law: Literal["joint", "base"],
-    prompts: Sequence[str | list[int]],
-    seed: int,
-) -> list[Question]:
-    truncation = body.truncation(engine.joint.base.vocab_size)
-    greedy = 1 if truncation.top_k == 1 and body.candidates is None else None  # all candidates would be the same
+def _requests(
+    server: ModelServer, body: CompletionRequest, is_base: bool, prompts: Sequence[str | list[int]], seed: int
+) -> list[GenerationRequest]:
+    model = server.base if is_base else server.model
     try:
+        sampler = body.sampler_of(server.default_sampler(model), model.base.vocab_size)
         return [
-            engine.question(
+            server.request(
                 prompt,
-                law=law,
+                model=model,
+                sampler=sampler,
                 num=body.n or 1,
-                candidates=body.candidates or greedy,
                 max_tokens=body.max_tokens,
-                truncation=truncation,
-                target=body.target or "restricted",
                 seed=seed,
                 number=number,
                 stop=body.stops(),
-                is_weighed=law == "joint",
             )
             for number, prompt in enumerate(prompts)
         ]
+    except Refusal:
+        raise
     except UserError as error:
         raise Refusal(str(error)) from None
 
@@ -277,11 +278,11 @@ async def _texts(answers: Answers) -> Texts:
     found = None
     async for event in answers:
         found = event
-    assert isinstance(found, Finished), "a question that is answered ends with its texts"
+    assert isinstance(found, Finished), "a request that is answered ends with its texts"
     return found.texts
 
 
 def _leave(answers: Sequence[Answers]) -> None:
-    """Free the places of questions that are not waited for any more."""
+    """Free the places of requests that are not waited for any more."""
     for answer in answers:
         answer.cancel()

@@ -15,7 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from freenergy.core.errors import UserError
 from freenergy.core.roles import Truncation
 from freenergy.core.scored import Law
+from freenergy.samplers.plain import Plain
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import Sampler
 from freenergy.text.texts import Texts, diagnosis, finite
+from freenergy.web.settings import ServerSettings
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -74,7 +78,7 @@ class CompletionRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     candidates: int | None = Field(None, ge=1, description="Of each choice of the residual model.")
-    target: Law | None = None
+    law: Law | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, description="With echo, which tells the same.")
@@ -122,6 +126,18 @@ class CompletionRequest(Body):
             temperature=1.0 if self.temperature is None else float(self.temperature), top_k=top_k, top_p=top_p
         )
 
+    def sampler_of(self, default: Sampler, vocab_size: int) -> Sampler:
+        """The default sampler of the model with what the request changes of it."""
+        truncation = self.truncation(vocab_size)
+        if not isinstance(default, Resampling):
+            for name in ("candidates", "law"):
+                if getattr(self, name) is not None:
+                    raise Refusal(f"{name} is not a setting of the base: leave it out, or name the model", param=name)
+            return Plain(truncation=truncation)
+        # of the likeliest token at each step all candidates would be the same
+        candidates = self.candidates or (1 if truncation.top_k == 1 else default.candidates)
+        return Resampling(candidates=candidates, truncation=truncation, law=self.law or "restricted")
+
     def stops(self) -> tuple[str, ...]:
         """Return the strings that end a text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -159,11 +175,11 @@ def malformed(error: RequestValidationError) -> Refusal:
     return Refusal(f"{where[:100]}: {words}", param=place[0][:100] if place else None, code=first["type"])
 
 
-def law_of(model: str, *, joint: str, base: str) -> Literal["joint", "base"]:
-    """Return which of the two models has this name."""
-    if model in (joint, base):
-        return "joint" if model == joint else "base"
-    words = f"there is no model {model[:100]!r} here: take {joint} or {base}"
+def is_base_name(model: str, settings: ServerSettings) -> bool:
+    """Whether a request names the base; refuse any name that is neither the model's nor its base's."""
+    if model in (settings.name, settings.base_name):
+        return model == settings.base_name
+    words = f"there is no model {model[:100]!r} here: take {settings.name} or {settings.base_name}"
     raise Refusal(words, status=404, param="model", code="model_not_found")
 
 

@@ -1,4 +1,4 @@
-"""What a Prometheus server reads: requests as they are answered, and the engine's own counts."""
+"""What a Prometheus server reads: requests as they are answered, and the server's own counts."""
 
 from collections.abc import Iterable
 from typing import final
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from freenergy.web.engine import Engine
+from freenergy.web.model_server import ModelServer
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -19,9 +19,9 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 class Metrics:
     """A registry of its own, so that two servers in a process do not meet."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, server: ModelServer) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_OfEngine(engine))
+        self.registry.register(_OfServer(server))
         self.requests = Counter(
             "freenergy_requests", "Requests that were answered.", ["route", "status"], registry=self.registry
         )
@@ -53,16 +53,16 @@ class Counting:
 
 
 @final
-class _OfEngine(Collector):
-    """Reads the engine's counts at the moment in which somebody asks."""
+class _OfServer(Collector):
+    """Reads the server's counts at the moment in which somebody asks."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, server: ModelServer) -> None:
+        self.server = server
 
     def collect(self) -> Iterable[Family]:
-        """Yield all families."""
-        counts = self.engine.counts
-        yield GaugeMetricFamily("freenergy_queue", "Jobs that wait or are worked on.", value=self.engine.queue)
+        """All families."""
+        counts = self.server.counts
+        yield GaugeMetricFamily("freenergy_queue", "Jobs that wait or are worked on.", value=self.server.queue)
         for name, words in {
             "asked": "Jobs that stood in the row.",
             "finished": "Jobs that came to their end.",

@@ -27,9 +27,12 @@ from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.prefix_energies import rising
 from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
+from freenergy.samplers.plain import Plain
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import Sampler
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.dialect import Body, TokenId
-from freenergy.web.engine import Engine, Question
+from freenergy.web.model_server import GenerationRequest, ModelServer
 from freenergy.web.settings import ServerSettings
 from freenergy.web.watching import lines, watched
 
@@ -59,7 +62,7 @@ class WriteRequest(Body):
     top_k: int = Field(0, ge=0, description="0 keeps every token.")
     temperature: float = Field(1.0, gt=0, le=100)
     seed: Seed = 0
-    target: Law = "restricted"
+    law: Law = "restricted"
 
 
 class NextRequest(Body):
@@ -80,7 +83,7 @@ class RisingRequest(Body):
     tokens: list[TokenId] | None = None
 
 
-def router(engine: Engine, settings: ServerSettings) -> APIRouter:
+def router(server: ModelServer, settings: ServerSettings) -> APIRouter:
     """The routes of the playground."""
     found = APIRouter(tags=["playground"])
     files = {path.name: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in _KINDS}
@@ -88,7 +91,7 @@ def router(engine: Engine, settings: ServerSettings) -> APIRouter:
     for name, content in files.items():
         where = "/" if name == "index.html" else f"/playground/{name}"
         found.get(where, include_in_schema=False)(_file(content, _KINDS[Path(name).suffix]))
-    found.include_router(_questions(engine, settings))
+    found.include_router(_questions(server, settings))
     return found
 
 
@@ -99,7 +102,7 @@ def _file(content: bytes, kind: str) -> Callable[[], Response]:
     return file
 
 
-def _questions(engine: Engine, settings: ServerSettings) -> APIRouter:
+def _questions(server: ModelServer, settings: ServerSettings) -> APIRouter:
     """What the page asks."""
     found = APIRouter(prefix="/playground", dependencies=[Depends(settings.authorise)])
     is_json = [Depends(json_only)]
@@ -107,75 +110,78 @@ def _questions(engine: Engine, settings: ServerSettings) -> APIRouter:
     @found.get("/about")
     async def about() -> dict[str, Any]:
         """What the page needs to know before anything is asked."""
-        return about_model(engine, settings)
+        return about_model(server, settings)
 
     @found.post("/write", dependencies=is_json)
     async def write(body: WriteRequest) -> StreamingResponse:
         """Lines of JSON: ``drawn`` as candidates come, ``added`` as text does, ``written`` at the end."""
-        question = await asyncio.to_thread(question_of, engine, body)
-        return StreamingResponse(lines(engine, watched(engine, question)), media_type="application/x-ndjson")
+        asked = await asyncio.to_thread(request_of, server, body)
+        return StreamingResponse(lines(server, watched(server, asked)), media_type="application/x-ndjson")
 
     @found.post("/next", dependencies=is_json)
     async def next_token(body: NextRequest, request: Request) -> dict[str, Any]:
         """The table of the next token."""
-        await asyncio.to_thread(engine.question, body.prefix)  # refuses what cannot be asked
-        return await unless_gone(request, engine.call(partial(next_of, engine, body)))
+        await asyncio.to_thread(server.request, body.prefix)  # refuses what cannot be asked
+        return await unless_gone(request, server.call(partial(next_of, server, body)))
 
     @found.post("/rising", dependencies=is_json)
     async def rises(body: RisingRequest, request: Request) -> dict[str, Any]:
         """The energy of every beginning of a text."""
-        context, tokens = await asyncio.to_thread(tokens_of, engine, body)
-        work = partial(rising, engine.joint.energy, engine.tokenizer, context, tokens, rows=engine.limits.rows)
-        return {"pieces": [piece.to_json() for piece in await unless_gone(request, engine.call(work))]}
+        context, tokens = await asyncio.to_thread(tokens_of, server, body)
+        work = partial(rising, server.model.energy, server.tokenizer, context, tokens, rows=server.limits.rows)
+        return {"pieces": [piece.to_json() for piece in await unless_gone(request, server.call(work))]}
 
     return found
 
 
-def question_of(engine: Engine, body: WriteRequest) -> Question:
+def request_of(server: ModelServer, body: WriteRequest) -> GenerationRequest:
     """One text by choice; where there is no energy to choose by, as many texts as candidates."""
-    return engine.question(
+    truncation = Truncation(temperature=float(body.temperature), top_k=body.top_k or None)
+    if not server.model.has_energy:
+        sampler: Sampler = Plain(truncation=truncation)
+    else:
+        sampler = Resampling(candidates=body.candidates, truncation=truncation, law=body.law)
+    return server.request(
         body.prefix,
-        num=1 if engine.has_energy else body.candidates,
-        candidates=body.candidates,
+        sampler=sampler,
+        num=1 if server.model.has_energy else body.candidates,
         max_tokens=body.length,
-        truncation=Truncation(temperature=float(body.temperature), top_k=body.top_k or None),
-        target=body.target,
         seed=body.seed,
     )
 
 
-def next_of(engine: Engine, body: NextRequest) -> dict[str, Any]:
+def next_of(server: ModelServer, body: NextRequest) -> dict[str, Any]:
     """The table, for continuations as the energy was trained on."""
-    length = engine.length if engine.joint.space is None else None
-    found = engine.joint.next(
+    length = server.length if server.model.space is None else None
+    found = server.model.next(
         body.prefix, top_k=body.top_k, completions=body.completions, length=length, seed=body.seed
     )
     return found.to_json()
 
 
-def about_model(engine: Engine, settings: ServerSettings) -> dict[str, Any]:
+def about_model(server: ModelServer, settings: ServerSettings) -> dict[str, Any]:
     """Name, defaults, limits and examples."""
-    limits, space = engine.limits, engine.joint.space
-    candidates = limits.candidates if engine.has_energy else limits.texts
+    limits, space = server.limits, server.model.space
+    candidates = limits.candidates if server.model.has_energy else limits.texts
     return {
         "name": settings.name,
-        "has_energy": engine.has_energy,
+        "has_energy": server.model.has_energy,
         "trained_length": None if space is None else space.length,
         "examples": examples_of(settings.folder),
         "defaults": {
             "candidates": min(_CANDIDATES, candidates),
-            "length": engine.length,
+            "length": server.length,
             "top_k": 0,
             "temperature": 1,
             "seed": 0,
-            "target": "restricted",
+            "law": "restricted",
             "next_rows": 5,
             "completions": 64,
         },
         "limits": {
             "candidates": candidates,
-            "length": max(limits.tokens, engine.length),
-            "top_k": engine.joint.base.vocab_size,
+            "length": max(limits.tokens, server.length),
+            "top_k": server.model.base.vocab_size,
             "seed": _LARGEST,
             "next_rows": _MOST_ROWS,
             "completions": _MOST_COMPLETIONS,
@@ -192,16 +198,16 @@ def examples_of(folder: Path | None) -> list[str]:
     return list(prefixes)[:_MOST_EXAMPLES] or list(_EXAMPLES)
 
 
-def tokens_of(engine: Engine, body: RisingRequest) -> tuple[list[int], list[int]]:
+def tokens_of(server: ModelServer, body: RisingRequest) -> tuple[list[int], list[int]]:
     """A context and a continuation that can be coloured."""
     if (body.text is None) == (body.tokens is None):
         raise UserError("give the continuation as text or as tokens, one of the two")
     if body.text is not None:
-        engine.encode(body.prefix)  # refuses what is too long
-        joined = join(engine.tokenizer, body.prefix, [body.text])
+        server.encode(body.prefix)  # refuses what is too long
+        joined = join(server.tokenizer, body.prefix, [body.text])
         context, tokens = joined.context, joined.texts[0].tokens
     else:
-        context, tokens = engine.encode(body.context), engine.encode(body.tokens or [])
+        context, tokens = server.encode(body.context), server.encode(body.tokens or [])
     if len(tokens) > _LONGEST:
         raise UserError(f"the continuation has {len(tokens)} tokens: give at most {_LONGEST} to be coloured")
     return context, tokens

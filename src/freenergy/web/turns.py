@@ -1,28 +1,44 @@
-"""One thread owns the models; jobs take turns on it, and share calls where they can.
+"""One thread owns the models; clients take turns on it, and share calls where they can.
 
-The jobs stand in a row. The one that has waited longest is served, with all others that need the same kind of draws:
-their contexts become one batch, and each draws from its own stream, as it would alone. A job gets a part of what it
-needs (all of it where nobody else waits) and goes to the end of the row, so a large question delays the others by one
-part at most, and a client that goes away is noticed between two parts.
+Each entry of the queue is a generator of requests (``text.write.generate``). The entry that has waited longest is
+served, with all others that request the same kind of draws: their contexts become one batch, and each draws from its
+own stream, as it would alone. An entry gets a part of the draws that it requests (all of them where nobody else waits)
+and goes to the end of the queue, so a large request delays the others by one part at most, and a client that goes away
+is noticed between two parts. A sampler that shares no draws has one turn for each of its calls.
 """
 
 import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
-from freenergy.text.model import ResidualModel
-from freenergy.web.jobs import Event, Need, Tell, can_share, draw
+from freenergy.core.scored import Scored
+from freenergy.samplers.requests import DrawRequest
+from freenergy.samplers.sampled import Sampled
+from freenergy.text.chunks import Drawn
+from freenergy.text.texts import Texts
+from freenergy.text.write import Added
 from freenergy.web.settings import Limits
+from freenergy.web.sharing import ThreadRequest, UntilLeft, draw_together, kind
 
-Work = Callable[[], Any]
-Steps = Generator[Need | Work, Any, Any]
 _LONGEST_WAIT_SECONDS = 60
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All texts, and how they came about: the last event."""
+
+    texts: Texts
+
+
+Event = Drawn | Added | Finished
+Steps = Generator[ThreadRequest | Event, Any, Any]
 
 
 class Busy(Exception):  # noqa: N818
@@ -52,23 +68,23 @@ class Counts:
     refused: int = 0
     too_long: int = 0
     tokens: int = 0
-    seconds_waiting: float = 0.0  # until a job was first served
+    seconds_waiting: float = 0.0  # until an entry was first served
     seconds_working: float = 0.0
     batches: Counter[int] = field(default_factory=Counter)  # how many calls of the models had so many contexts
 
 
 @final
-class Job:
-    """Steps that are taken on the model thread, and their events for a task of the event loop."""
+class QueueEntry:
+    """Steps that are taken on the thread of the models, and their events for a task of the event loop."""
 
-    def __init__(self, make: Callable[[Tell], Steps], loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self.asked = loop, time.monotonic()
+    def __init__(self, steps: Steps, loop: asyncio.AbstractEventLoop) -> None:
+        self.steps, self.loop, self.asked = steps, loop, time.monotonic()
         self.events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
-        self.steps = make(self.tell)
-        self.need: Need | Work | None = None  # None: not begun
+        self.request: ThreadRequest | None = None  # None: not begun
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = self.was_served = False
+        self.progress = UntilLeft(lambda: self.is_over)
 
     def tell(self, event: Event | Exception | None) -> None:
         """Pass an event on; an exception and None are the last."""
@@ -77,32 +93,35 @@ class Job:
         except RuntimeError:  # the loop has ended, and nobody listens
             self.is_over = True
 
-    def advance(self, given: Any) -> None:
-        """Take what was needed, up to the next need or the end."""
+    def advance(self, answer: Any) -> None:
+        """Take the answer to its request, up to the next request or the end."""
         try:
-            self.need = self.steps.send(given)
+            while not isinstance(step := self.steps.send(answer), ThreadRequest):
+                self.tell(step)
+                answer = None
+            self.request = step
         except StopIteration as end:
             self.result, self.is_over = end.value, True
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """The end, by an error."""
+        """End by an error."""
         self.error, self.is_over = error, True
 
     def end(self) -> None:
-        """Tell that it is over: once it has left the row, so that whoever hears it finds its place free."""
+        """Report that it is over: once it has left the queue, so that whoever hears it finds its place free."""
         self.tell(self.error)
 
 
 @final
 class Answers(AsyncIterator[Event]):
-    """The events of a job. Whoever stops listening, in whichever way, frees its place."""
+    """The events of an entry. Whoever stops listening, in whichever way, frees its place."""
 
-    def __init__(self, turns: "Turns", job: Job, seconds: float) -> None:
+    def __init__(self, turns: "Turns", entry: QueueEntry, seconds: float) -> None:
         self._turns, self._seconds, self._is_over = turns, seconds, False
-        self._deadline = job.loop.time() + seconds
-        self.job = job
+        self._deadline = entry.loop.time() + seconds
+        self.entry = entry
 
     def __aiter__(self) -> "Answers":
         return self
@@ -112,7 +131,7 @@ class Answers(AsyncIterator[Event]):
             raise StopAsyncIteration
         try:
             async with asyncio.timeout_at(self._deadline):
-                event = await self.job.events.get()
+                event = await self.entry.events.get()
         except TimeoutError:
             self.cancel()
             self._turns.counts.too_long += 1
@@ -128,7 +147,7 @@ class Answers(AsyncIterator[Event]):
     def cancel(self) -> None:
         """Nobody listens any more."""
         self._is_over = True
-        self._turns.drop(self.job)
+        self._turns.drop(self.entry)
 
     async def aclose(self) -> None:
         """As of any asynchronous generator."""
@@ -140,18 +159,18 @@ class Answers(AsyncIterator[Event]):
 
 @final
 class Turns:
-    """The row of jobs, and the thread that serves it."""
+    """The queue, and the thread that serves it."""
 
-    def __init__(self, joint: ResidualModel, limits: Limits) -> None:
-        self.joint, self.limits, self.counts = joint, limits, Counts()
-        self._most_together = limits.rows if can_share(joint) else 1
-        self._jobs: deque[Job] = deque()
+    def __init__(self, limits: Limits, *, is_shared: bool) -> None:
+        self.limits, self.counts = limits, Counts()
+        self.max_together = limits.rows if is_shared else 1
+        self._entries: deque[QueueEntry] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._pace_seconds, self._since_seconds = 1.0, 0.0  # of work from one finished job to the next
+        self._pace_seconds, self._since_seconds = 1.0, 0.0  # of work from one finished entry to the next
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._entries)
 
     @property
     def is_alive(self) -> bool:
@@ -169,37 +188,37 @@ class Turns:
         """End after the part that is being drawn; who still waits is told."""
         thread, self._thread = self._thread, None
         with self._changed:
-            waiting, self._jobs = list(self._jobs), deque()
+            waiting, self._entries = list(self._entries), deque()
             self._changed.notify()
-        for job in waiting:
-            job.fail(TooLong(time.monotonic() - job.asked))
-            job.end()
+        for entry in waiting:
+            entry.fail(TooLong(time.monotonic() - entry.asked))
+            entry.end()
         if thread is not None:
             thread.join()
 
-    def check_room(self, jobs: int) -> None:
-        """``Busy`` where so many jobs more do not fit."""
-        if len(self._jobs) + jobs > self.limits.queue:
+    def check_room(self, entries: int) -> None:
+        """``Busy`` where so many entries more do not fit."""
+        if len(self._entries) + entries > self.limits.queue:
             self.counts.refused += 1
-            raise Busy(min(max(1, round(self._pace_seconds * len(self._jobs))), _LONGEST_WAIT_SECONDS))
+            raise Busy(min(max(1, round(self._pace_seconds * len(self._entries))), _LONGEST_WAIT_SECONDS))
 
-    def ask(self, make: Callable[[Tell], Steps]) -> Answers:
-        """Stand in the row. Call it inside the event loop that will listen."""
-        job = Job(make, asyncio.get_running_loop())
-        answers = Answers(self, job, self.limits.timeout_seconds)
+    def ask(self, steps: Steps) -> Answers:
+        """Join the queue. Call it inside the event loop that will listen."""
+        entry = QueueEntry(steps, asyncio.get_running_loop())
+        answers = Answers(self, entry, self.limits.timeout_seconds)
         with self._changed:
             self.counts.asked += 1
-            self._jobs.append(job)
+            self._entries.append(entry)
             self._changed.notify()
         return answers
 
-    def drop(self, job: Job) -> None:
-        """Take a job out of the row, if it is still there; a part that is being drawn for it is thrown away."""
+    def drop(self, entry: QueueEntry) -> None:
+        """Take an entry out of the queue, if it is still there; a part that is being drawn for it is thrown away."""
         with self._changed:
-            if not job.is_over and job in self._jobs:
-                self._jobs.remove(job)
+            if not entry.is_over and entry in self._entries:
+                self._entries.remove(entry)
                 self.counts.cancelled += 1
-            job.is_over = True
+            entry.is_over = True
 
     @torch.no_grad()
     def _work(self) -> None:
@@ -207,32 +226,35 @@ class Turns:
         me = threading.current_thread()
         while True:
             with self._changed:
-                while not self._jobs and self._thread is me:
+                while not self._entries and self._thread is me:
                     self._changed.wait()
                 if self._thread is not me:
                     return
-                jobs = list(self._jobs)
-            for job in jobs:
-                if job.need is None:
-                    job.advance(None)
-            group, count = self._next([job for job in jobs if not job.is_over])
+                entries = list(self._entries)
+            for entry in entries:
+                if entry.request is None:
+                    entry.advance(None)
+            group, count = self._next([entry for entry in entries if not entry.is_over])
             begun = time.monotonic()
             if group:
                 self._serve(group, count)
-            self._settle(jobs, group, begun)
+            self._settle(entries, group, begun)
 
-    def _next(self, jobs: Sequence[Job]) -> tuple[list[Job], int]:
-        """Who is served now, and with how many candidates each."""
-        if not jobs or not isinstance(first := jobs[0].need, Need):
-            return list(jobs[:1]), 0
+    def _next(self, entries: Sequence[QueueEntry]) -> tuple[list[QueueEntry], int]:
+        """Who is served now, and with how many candidates each; 0: by one call that is not shared."""
+        if not entries or (wanted := kind(first := entries[0].request)) is None:
+            return list(entries[:1]), 0
         rows = self.limits.rows
-        count = min(first.num, rows, max(self.limits.least_rows, rows // len(jobs)))
+        assert isinstance(first, DrawRequest), "only draws have a kind"
+        count = min(first.num, rows, max(self.limits.least_rows, rows // len(entries)))
         fitting = [
-            job for job in jobs if isinstance(job.need, Need) and job.need.kind == first.kind and job.need.num >= count
+            entry
+            for entry in entries
+            if isinstance(entry.request, DrawRequest) and kind(entry.request) == wanted and entry.request.num >= count
         ]
-        return fitting[: min(max(1, rows // count), self._most_together)], count
+        return fitting[: min(max(1, rows // count), self.max_together)], count
 
-    def _serve(self, group: Sequence[Job], count: int) -> None:
+    def _serve(self, group: Sequence[QueueEntry], count: int) -> None:
         """One call of the models; where it fails for several, each is tried alone."""
         try:
             parts = self._parts(group, count)
@@ -240,38 +262,42 @@ class Turns:
             if len(group) == 1:
                 group[0].fail(error)
             else:
-                for job in group:
-                    self._serve([job], count)
+                for entry in group:
+                    self._serve([entry], count)
             return
-        for job, part in zip(group, parts, strict=True):
-            if not job.is_over:
-                job.advance(part)
+        for entry, part in zip(group, parts, strict=True):
+            if not entry.is_over:
+                entry.advance(part)
 
-    def _parts(self, group: Sequence[Job], count: int) -> list[Any]:
-        """Return what each of the group gets."""
-        work = group[0].need
-        if not isinstance(work, Need):
-            assert work is not None, "a job that has not begun is not served"
-            return [work()]
-        found = draw(self.joint, [job.need for job in group if isinstance(job.need, Need)], count)
-        self.counts.batches[len(found)] += 1
-        self.counts.tokens += sum(int(part.x.lengths.sum()) for part in found)
-        return list(found)
+    def _parts(self, group: Sequence[QueueEntry], count: int) -> list[Any]:
+        """What each of the group gets."""
+        if count:
+            found: list[Any] = [
+                *draw_together([entry.request for entry in group if isinstance(entry.request, DrawRequest)], count)
+            ]
+            self.counts.batches[len(found)] += 1
+        else:
+            [entry] = group
+            assert entry.request is not None, "an entry that has not begun is not served"
+            found = [entry.request.answer(entry.progress)]
+        for part in found:
+            self.counts.tokens += _tokens(part)
+        return found
 
-    def _settle(self, jobs: Sequence[Job], group: Sequence[Job], begun: float) -> None:
-        """Who was served goes to the end of the row; who is done leaves it."""
+    def _settle(self, entries: Sequence[QueueEntry], group: Sequence[QueueEntry], begun: float) -> None:
+        """Who was served goes to the end of the queue; who is done leaves it."""
         seconds = time.monotonic() - begun
         with self._changed:
-            for job in group:
-                self.counts.seconds_waiting += 0.0 if job.was_served else begun - job.asked
-                job.was_served = True
-                if job in self._jobs:
-                    self._jobs.remove(job)
-                    self._jobs.append(job)
-            done = [job for job in jobs if job.is_over and job in self._jobs]
-            for job in done:
-                self._jobs.remove(job)
-            failed = sum(job.error is not None for job in done)
+            for entry in group:
+                self.counts.seconds_waiting += 0.0 if entry.was_served else begun - entry.asked
+                entry.was_served = True
+                if entry in self._entries:
+                    self._entries.remove(entry)
+                    self._entries.append(entry)
+            done = [entry for entry in entries if entry.is_over and entry in self._entries]
+            for entry in done:
+                self._entries.remove(entry)
+            failed = sum(entry.error is not None for entry in done)
             self.counts.failed += failed
             self.counts.finished += len(done) - failed
             self.counts.seconds_working += seconds
@@ -279,5 +305,12 @@ class Turns:
             if done:
                 self._pace_seconds = 0.8 * self._pace_seconds + 0.2 * self._since_seconds / len(done)
                 self._since_seconds = 0.0
-        for job in done:
-            job.end()
+        for entry in done:
+            entry.end()
+
+
+def _tokens(answer: Any) -> int:
+    """Tokens that were drawn from the base."""
+    if isinstance(answer, Scored):
+        return answer.tokens_drawn
+    return answer.base_tokens if isinstance(answer, Sampled) else 0

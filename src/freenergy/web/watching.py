@@ -6,7 +6,7 @@ A text is written in parts of as many tokens as the energy reads, each chosen am
 """
 
 import json
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import Any
@@ -15,44 +15,46 @@ from freenergy.core.errors import UserError
 from freenergy.core.scored import Scored
 from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
+from freenergy.samplers.requests import DrawRequest
 from freenergy.samplers.sampled import Sampled
 from freenergy.text.texts import Texts, diagnosis, finite
-from freenergy.web.engine import Added, Answers, Drawn, Engine, Question, TooLong
-from freenergy.web.jobs import Need, answer
+from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, TooLong
+from freenergy.web.turns import Steps
 
 _PART, _PARTS = 16, 16  # candidates that come together: so many at least, in so many parts at most
 EVENNESS = ("healthy", "thin", "one candidate decides")  # from good to bad
 
 
-def watched(engine: Engine, question: Question) -> Answers:
-    """Ask, for parts that are small enough to see them come; the text is the same."""
-    most = max(_PART, -(-question.candidates // _PARTS))
-    engine.turns.check_room(1)
-    return engine.turns.ask(lambda tell: in_parts(answer(engine.joint, question, tell), most))
+def watched(server: ModelServer, request: GenerationRequest) -> Answers:
+    """Ask for draws in parts that are small enough to see them come; the text is the same."""
+    most = max(_PART, -(-getattr(request.writing.sampler, "candidates", request.writing.num) // _PARTS))
+    server.turns.check_room(1)
+    return server.turns.ask(in_parts(request.steps(), most))
 
 
-def in_parts(steps: Generator[Need, Scored, None], most: int) -> Generator[Need, Scored, None]:
-    """Yield the same steps, which need at most so many candidates at once."""
+def in_parts(steps: Steps, most: int) -> Steps:
+    """Take the same steps, which request at most ``most`` candidates at once."""
     with closing(steps):
         try:
-            need = next(steps)
+            step = next(steps)
             while True:
-                need = steps.send((yield replace(need, num=min(need.num, most))))
+                small = replace(step, num=min(step.num, most)) if isinstance(step, DrawRequest) else step
+                step = steps.send((yield small))
         except StopIteration:
             return
 
 
-async def lines(engine: Engine, answers: Answers) -> AsyncIterator[str]:
-    """Yield the events of a question as JSON, one per line; an error is the last of them, in its sentence."""
+async def lines(server: ModelServer, answers: Answers) -> AsyncIterator[str]:
+    """The events of a question as JSON, one a line; an error is the last of them, in its sentence."""
     tokens: list[int] = []
     async with aclosing(answers):
         try:
             async for event in answers:
                 if isinstance(event, Drawn):
-                    yield _line(drawn(engine, event))
+                    yield _line(drawn(server, event))
                 elif isinstance(event, Added):
-                    tokens += event.tokens if engine.has_energy or event.text == 0 else ()
-                    yield _line({"event": "added", "text": engine.tokenizer.decode(tokens)})
+                    tokens += event.tokens if server.model.has_energy or event.text == 0 else ()
+                    yield _line({"event": "added", "text": server.tokenizer.decode(tokens)})
                 else:
                     yield _line(written(event.texts))
         except (UserError, TooLong) as error:
@@ -63,7 +65,7 @@ def _line(found: dict[str, Any]) -> str:
     return json.dumps(found, allow_nan=False) + "\n"
 
 
-def drawn(engine: Engine, event: Drawn) -> dict[str, Any]:
+def drawn(server: ModelServer, event: Drawn) -> dict[str, Any]:
     """Candidates that have come; ``context`` is what they were read after."""
     found = event.candidates
     columns = (found.log_base, found.energy, found.log_weight)
@@ -71,7 +73,7 @@ def drawn(engine: Engine, event: Drawn) -> dict[str, Any]:
     candidates = [
         {
             "number": event.start + i,
-            "text": engine.tokenizer.decode(x),
+            "text": server.tokenizer.decode(x),
             "tokens": x,
             "log_base": finite(log_base),
             "energy": finite(energy),

@@ -465,7 +465,11 @@ def test_progress_is_told():
 
     listener = Listener()
     chunks_of(look_ahead=2, progress=listener)
-    assert listener.bars == {"writing": 4, "drawing": 32, "looking ahead": 24}
+    assert listener.bars == {
+        "writing": 4,
+        "drawing": 32,
+        "looking ahead": 48,
+    }  # two rollouts of eight candidates, three times
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import { byId } from "./words.js";
 const NUMBERS = ["candidates", "length", "top_k", "temperature", "seed"];
 const RANGES = ["candidates", "length", "top_k", "temperature"];
 const HINTS = {
-  restricted: "the residual model of the base as cut and tempered here: weight exp(−E)",
-  joint: "the residual model itself, on what such a base can write: weight P_LM/q · exp(−E)",
+  restricted: "the model with the base as truncated and tempered here: weight exp(−E)",
+  model: "the model itself, on what such a base can write: weight P_LM/q · exp(−E)",
 };
 
 // Fill the form from the defaults and the fragment, and keep both in step from then on.
@@ -31,7 +31,7 @@ export function bindSettings({ defaults, limits, examples, trained_length }) {
 }
 
 export function settings() {
-  const found = { prefix: byId("prefix").value, target: chosenTarget() };
+  const found = { prefix: byId("prefix").value, law: chosenLaw() };
   for (const name of NUMBERS) found[name] = byId(name).valueAsNumber;
   return found;
 }
@@ -44,13 +44,13 @@ function apply(found) {
   byId("prefix").value = found.prefix ?? "";
   for (const name of NUMBERS) byId(name).value = found[name];
   for (const name of RANGES) byId(`${name}-range`).value = found[name];
-  const radio = document.querySelector(`input[name="target"][value="${found.target}"]`);
+  const radio = document.querySelector(`input[name="law"][value="${found.law}"]`);
   radio.checked = true;
-  byId("target-hint").textContent = HINTS[found.target];
+  byId("law-hint").textContent = HINTS[found.law];
 }
 
-function chosenTarget() {
-  return document.querySelector('input[name="target"]:checked').value;
+function chosenLaw() {
+  return document.querySelector('input[name="law"]:checked').value;
 }
 
 function changed(event, defaults) {
@@ -59,7 +59,7 @@ function changed(event, defaults) {
   if (RANGES.includes(id)) byId(`${id}-range`).value = value;
   if (id === "example" && value !== "") byId("prefix").value = byId("example").selectedOptions[0].whole;
   if (id === "prefix") byId("example").selectedIndex = 0;
-  byId("target-hint").textContent = HINTS[chosenTarget()];
+  byId("law-hint").textContent = HINTS[chosenLaw()];
   const told = new URLSearchParams();
   for (const [name, now] of Object.entries(settings())) {
     if (!Number.isNaN(now) && now !== (defaults[name] ?? "")) told.set(name, now);
@@ -67,12 +67,12 @@ function changed(event, defaults) {
   history.replaceState(null, "", told.size ? `#${told}` : location.pathname);
 }
 
-// What the fragment says; what is no number, or no target, is left out.
+// What the fragment says; what is not a number, a law or a sampler is left out.
 function fragment() {
   const found = {};
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     if (name === "prefix") found.prefix = value;
-    if (name === "target" && value in HINTS) found.target = value;
+    if (name === "law" && value in HINTS) found.law = value;
     if (NUMBERS.includes(name) && value.trim() && Number.isFinite(Number(value))) found[name] = Number(value);
   }
   return found;

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,22 +13,26 @@ from freenergy.core.roles import Truncation
 from freenergy.lm.remote import RemoteLM
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.write import Writing, stream
-from freenergy.web.engine import Added, Busy, Drawn, Engine, Finished, TooLong
-from freenergy.web.jobs import can_share
+from freenergy.web.model_server import Added, Busy, Drawn, Finished, ModelServer, TooLong
 from freenergy.web.settings import Limits
 
 QUESTIONS = {
     "one text": {},
     "three texts": {"num": 3, "seed": 5},
     "truncated": {"truncation": Truncation(top_k=4, temperature=0.8), "seed": 6},
-    "the model itself": {"truncation": Truncation(top_p=0.8), "target": "model", "seed": 7},
+    "the model itself": {"truncation": Truncation(top_p=0.8), "law": "model", "seed": 7},
     "chunks": {"max_tokens": 18, "num": 2, "seed": 8},
 }
 
 
+def requested(engine, prefix, *, candidates=256, truncation=Truncation(), law="restricted", **how):  # noqa: B008
+    sampler = Resampling(candidates=candidates, truncation=truncation, law=law)
+    return engine.request(prefix, **{"sampler": sampler, **how})
+
+
 @pytest.fixture
 def engine(joint):
-    engine = Engine(joint, Limits(rows=64, least_rows=8))
+    engine = ModelServer(joint, Limits(rows=64, least_rows=8))
     engine.start()
     yield engine
     engine.close()
@@ -58,8 +61,7 @@ def expected(joint, prefix, how):
     """What the library gives."""
     how = {"candidates": 50, "seed": 0, "num": 1} | how
     chunks = how.pop("max_tokens", 6) // 6
-    law = how.pop("target", "restricted")
-    return joint.sample(prefix, n=how.pop("num"), chunks=chunks, law=law, **how)
+    return joint.sample(prefix, n=how.pop("num"), chunks=chunks, **how)
 
 
 def others():
@@ -114,10 +116,10 @@ def test_contexts_that_fit_are_drawn_in_one_call(joint, monkeypatch, batch_size)
 @pytest.mark.parametrize("how", QUESTIONS.values(), ids=QUESTIONS.keys())
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with five others"])
 def test_texts_equal_those_of_the_library(joint, engine, how, is_alone):
-    made = [engine.question("a bad cab", candidates=50, **how)]
+    made = [requested(engine, "a bad cab", candidates=50, **how)]
     if not is_alone:
         made += [
-            engine.question(**{"prefix": "", **other} | {k: v for k, v in how.items() if k != "seed"})
+            requested(engine, **{"prefix": "", **other} | {k: v for k, v in how.items() if k != "seed"})
             for other in others()
         ]
     found = ask(engine, *made)[0]
@@ -136,21 +138,19 @@ def test_texts_equal_those_of_the_library(joint, engine, how, is_alone):
 
 def test_texts_of_the_base_are_its_plain_draws(joint, engine):
     plain = joint.write("dad", joint.space_of(9), stream(4), Writing(sampler=Plain(), num=5))
-    question = engine.question("dad", law="base", num=5, max_tokens=9, seed=4)
-    found, bare = ask(engine, question, replace(question, is_weighed=False))
+    how = {"sampler": Plain(), "num": 5, "max_tokens": 9, "seed": 4}
+    found = ask(engine, engine.request("dad", model=engine.base, **how))[0]
     assert [text.tokens for text in found.texts] == [text.tokens for text in plain.texts]
-    assert [text.tokens for text in bare.texts] == [text.tokens for text in plain.texts]
     assert any(text.has_ended for text in found.texts) or all(text.drawn == 9 for text in found.texts)
-    whole = [i for i, text in enumerate(plain.texts) if not text.has_ended]
-    for i in whole:
-        assert found[i].log_base == pytest.approx(plain[i].log_base, abs=1e-9)
-        assert found[i].energy == pytest.approx(plain[i].energy, abs=1e-9)
-    assert [text.to_json()["energy"] for text in bare.texts] == [None] * 5
+    for text, other in zip(found.texts, plain.texts, strict=True):
+        assert text.has_ended or text.log_base == pytest.approx(other.log_base, abs=1e-9)
+    assert [text.energy for text in found.texts] == [0] * 5, "the energy has not read them"
 
 
 def test_a_shorter_text_is_the_beginning_of_a_whole_one(joint, engine):
     short, whole = ask(
-        engine, *(engine.question("a", num=4, candidates=20, max_tokens=most, seed=3) for most in (2, None))
+        engine,
+        *(requested(engine, "a", num=4, candidates=20, max_tokens=most, seed=3) for most in (2, None)),
     )
     assert [text.tokens for text in short.texts] == [text.tokens[:2] for text in whole.texts]
     assert [text.energy for text in short.texts] == [text.energy for text in whole.texts]
@@ -158,7 +158,7 @@ def test_a_shorter_text_is_the_beginning_of_a_whole_one(joint, engine):
 
 
 def test_prompts_of_one_request_have_streams_of_their_own(joint, engine):
-    found = ask(engine, *(engine.question("a", candidates=20, seed=3, number=i) for i in range(2)))
+    found = ask(engine, *(requested(engine, "a", candidates=20, seed=3, number=i) for i in range(2)))
     for i, one in enumerate(found):
         wanted = joint.write("a", joint.space, stream(3, i), Writing(sampler=Resampling(candidates=20)))
         assert one[0].tokens == wanted[0].tokens
@@ -166,7 +166,7 @@ def test_prompts_of_one_request_have_streams_of_their_own(joint, engine):
 
 def test_events_come_in_order_and_hold_every_candidate(joint, engine):
     async def one():
-        return await listen(engine.write(engine.question("abc", candidates=150, max_tokens=12, num=2, seed=1)))
+        return await listen(engine.write(requested(engine, "abc", candidates=150, max_tokens=12, num=2, seed=1)))
 
     events = asyncio.run(one())
     parts = {(event.text, event.chunk) for event in events if isinstance(event, Drawn)}
@@ -185,9 +185,9 @@ def test_events_come_in_order_and_hold_every_candidate(joint, engine):
 
 
 def test_a_stop_string_saves_the_chunks_after_it(joint, engine):
-    whole = ask(engine, engine.question("abc", candidates=5, max_tokens=60, seed=1))[0]
+    whole = ask(engine, requested(engine, "abc", candidates=5, max_tokens=60, seed=1))[0]
     word = whole[0].text[1:3]
-    found = ask(engine, engine.question("abc", candidates=5, max_tokens=60, seed=1, stop=[word]))[0]
+    found = ask(engine, requested(engine, "abc", candidates=5, max_tokens=60, seed=1, stop=[word]))[0]
     assert word in found[0].text
     assert len(found.steps) == 1 < len(whole.steps)
 
@@ -212,7 +212,7 @@ class Gate:
 def gated(make_joint):
     """An engine that stands still until its gate is opened."""
     gate = Gate()
-    engine = Engine(make_joint(energy=gate), Limits(queue=4, rows=64, least_rows=8, timeout_seconds=30.0))
+    engine = ModelServer(make_joint(energy=gate), Limits(queue=4, rows=64, least_rows=8, timeout_seconds=30.0))
     engine.start()
     yield engine, gate
     gate.open.set()
@@ -220,10 +220,10 @@ def gated(make_joint):
 
 
 def test_a_large_question_does_not_hold_up_a_small_one(joint):
-    engine, order = Engine(joint, Limits(rows=64, least_rows=8)), []
+    engine, order = ModelServer(joint, Limits(rows=64, least_rows=8)), []
 
     async def one(name, **how):
-        await listen(engine.write(engine.question("ab", **how)))
+        await listen(engine.write(requested(engine, "ab", **how)))
         order.append(name)
 
     async def both():
@@ -243,13 +243,13 @@ def test_a_full_queue_says_so(gated):
     engine, gate = gated
 
     async def fill():
-        waiting = [engine.write(engine.question("a", candidates=8, seed=i)) for i in range(4)]
+        waiting = [engine.write(requested(engine, "a", candidates=8, seed=i)) for i in range(4)]
         with pytest.raises(Busy) as busy:
-            engine.write(engine.question("a"))
+            engine.write(requested(engine, "a"))
         with pytest.raises(Busy):
             await engine.call(lambda: 1)
         with pytest.raises(Busy):
-            engine.write_all([engine.question("a")] * 5)
+            engine.write_all([requested(engine, "a")] * 5)
         assert 1 <= busy.value.retry_after_seconds <= 60
         assert engine.queue == 4, "of several questions that do not fit none stands in the row"
         gate.open.set()
@@ -262,12 +262,12 @@ def test_a_full_queue_says_so(gated):
 
 
 def test_who_has_an_answer_finds_its_place_free(joint):
-    engine = Engine(joint, Limits(queue=1))
+    engine = ModelServer(joint, Limits(queue=1))
     engine.start()
 
     async def again():
         for seed in range(100):
-            await texts(engine, engine.question("a", candidates=1, seed=seed))
+            await texts(engine, requested(engine, "a", candidates=1, seed=seed))
             await engine.call(lambda: None)
 
     asyncio.run(again())
@@ -280,7 +280,7 @@ def test_who_goes_away_frees_a_place_at_once(gated, way):
     engine, gate = gated
 
     async def leave():
-        answers = engine.write(engine.question("a", candidates=640))
+        answers = engine.write(requested(engine, "a", candidates=640))
         await asyncio.to_thread(gate.begun.wait, 10)
         assert engine.queue == 1
         if way == "closed":
@@ -302,20 +302,20 @@ def test_who_goes_away_frees_a_place_at_once(gated, way):
 
 
 async def listen_to(engine):
-    return await texts(engine, engine.question("b", candidates=8))
+    return await texts(engine, requested(engine, "b", candidates=8))
 
 
 def test_an_answer_that_takes_too_long_is_given_up(make_joint):
     gate = Gate()
-    engine = Engine(make_joint(energy=gate), Limits(timeout_seconds=0.5))
+    engine = ModelServer(make_joint(energy=gate), Limits(timeout_seconds=0.5))
     engine.start()
 
     async def wait():
         with pytest.raises(TooLong, match=r"within 0\.5 seconds"):
-            await listen(engine.write(engine.question("a", candidates=8)))
+            await listen(engine.write(requested(engine, "a", candidates=8)))
         assert engine.queue == 0
         gate.open.set()
-        return await texts(engine, engine.question("b", candidates=8))
+        return await texts(engine, requested(engine, "b", candidates=8))
 
     assert len(asyncio.run(wait())) == 1
     engine.close()
@@ -330,10 +330,10 @@ def test_a_question_that_fails_fails_alone(make_joint):
             raise UserError("the energy cannot read this: ask something else")
         return torch.zeros(x.shape, dtype=torch.float64)
 
-    engine = Engine(make_joint(energy=picky))
+    engine = ModelServer(make_joint(energy=picky))
 
     async def all_of_them():
-        made = [engine.question(prefix, candidates=16) for prefix in ("ok", "no!", "fine", "why?")]
+        made = [requested(engine, prefix, candidates=16) for prefix in ("ok", "no!", "fine", "why?")]
         tasks = [asyncio.create_task(texts(engine, question)) for question in made]
         await asyncio.sleep(0)
         engine.start()
@@ -342,10 +342,10 @@ def test_a_question_that_fails_fails_alone(make_joint):
     ok, broken, fine, refused = asyncio.run(all_of_them())
     assert isinstance(broken, RuntimeError)
     assert isinstance(refused, UserError)
-    alone = Engine(make_joint(energy=picky))
+    alone = ModelServer(make_joint(energy=picky))
     alone.start()
     for found, prefix in ((ok, "ok"), (fine, "fine")):
-        assert found[0].tokens == ask(alone, alone.question(prefix, candidates=16))[0][0].tokens
+        assert found[0].tokens == ask(alone, requested(alone, prefix, candidates=16))[0][0].tokens
     assert (engine.counts.failed, engine.counts.finished) == (2, 2)
     engine.close()
     alone.close()
@@ -368,7 +368,7 @@ def test_closing_tells_who_waits(gated):
     engine, gate = gated
 
     async def wait():
-        task = asyncio.create_task(texts(engine, engine.question("a")))
+        task = asyncio.create_task(texts(engine, requested(engine, "a")))
         await asyncio.to_thread(gate.begun.wait, 10)
         threading.Timer(0.1, gate.open.set).start()
         await asyncio.to_thread(engine.close)
@@ -380,10 +380,10 @@ def test_closing_tells_who_waits(gated):
 
 
 def test_many_questions_take_fewer_calls(joint):
-    engine = Engine(joint)
+    engine = ModelServer(joint)
 
     async def many():
-        made = [engine.question(f"{i} bad", candidates=32, seed=i) for i in range(32)]
+        made = [requested(engine, f"{i} bad", candidates=32, seed=i) for i in range(32)]
         tasks = [asyncio.create_task(texts(engine, question)) for question in made]
         await asyncio.sleep(0)
         engine.start()
@@ -399,8 +399,8 @@ def test_many_questions_take_fewer_calls(joint):
 
 def test_a_remote_base_is_asked_one_context_at_a_time(make_joint):
     base = RemoteLM(url="http://127.0.0.1:9", vocab_size=257, eos=256)
-    assert not can_share(make_joint(base=base))
-    assert can_share(make_joint())
+    assert ModelServer(make_joint(base=base)).turns.max_together == 1
+    assert ModelServer(make_joint()).turns.max_together > 1
 
 
 # what may be asked
@@ -421,14 +421,14 @@ def test_a_remote_base_is_asked_one_context_at_a_time(make_joint):
 )
 def test_questions_beyond_the_limits_are_refused(engine, how, words):
     with pytest.raises(UserError, match=words):
-        engine.question(**{"prefix": "a", **how})
+        requested(engine, **{"prefix": "a", **how})
 
 
 def test_a_model_without_a_tokenizer_is_not_served(joint):
     from freenergy import ResidualModel
 
     with pytest.raises(UserError, match="no tokenizer"):
-        Engine(ResidualModel(joint.base, joint.energy))
+        ModelServer(ResidualModel(joint.base, joint.energy))
     with pytest.raises(UserError, match="queue is 0"):
         Limits(queue=0)
 

@@ -1,0 +1,176 @@
+"""A residual model that answers many at a time: what may be requested, and the way to request it."""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, final
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Truncation
+from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.lm.stepping import check_fits, started
+from freenergy.models.residual import no_energy
+from freenergy.samplers.plain import Plain
+from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.sampled import Sampler
+from freenergy.text.chunks import Drawn
+from freenergy.text.model import ResidualModel
+from freenergy.text.write import Added, Writing, stream
+from freenergy.web.settings import Limits
+from freenergy.web.sharing import Call
+from freenergy.web.turns import Answers, Busy, Counts, Event, Finished, Steps, TooLong, Turns
+
+__all__ = ["Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "TooLong"]
+
+T = TypeVar("T")
+_LENGTH, _CANDIDATES = 40, 256  # where nothing says how many
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What to write; ``ModelServer.request`` makes one and checks it."""
+
+    model: ResidualModel
+    prefix: str
+    context: tuple[int, ...]  # the prefix in tokens
+    space: SequenceSpace
+    writing: Writing
+    seed: int
+    number: int = 0  # of the prefix among those that share the seed
+
+    def steps(self) -> Steps:
+        """Write, in steps; a text is the one that ``ResidualModel.write`` gives for the same seed and settings."""
+        rng = stream(self.seed, self.number)
+        texts = yield from self.model.generation(self.prefix, self.space, rng, self.writing, self.context)
+        yield Finished(texts=texts)
+
+
+@final
+class ModelServer:
+    """``start`` and ``close`` its thread; ask it inside an event loop."""
+
+    def __init__(self, model: ResidualModel, limits: Limits | None = None) -> None:
+        if model.tokenizer is None:
+            raise UserError("this model has no tokenizer: pass one to ResidualModel before serving it")
+        self.model, self.tokenizer, self.limits = model, model.tokenizer, limits or Limits()
+        self.base = ResidualModel(model.base, no_energy, model.tokenizer) if model.has_energy else model
+        self.turns, self.begun = Turns(self.limits, is_shared=model.base.draws_here), time.monotonic()
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self.turns.start()
+
+    def close(self) -> None:
+        """End; who still waits gets an error."""
+        self.turns.close()
+
+    @property
+    def counts(self) -> Counts:
+        """What has been done so far."""
+        return self.turns.counts
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread is there to answer."""
+        return self.turns.is_alive
+
+    @property
+    def queue(self) -> int:
+        """Requests that wait or are worked on."""
+        return len(self.turns)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text where the request does not say how many: as the energy was trained."""
+        return _LENGTH if self.model.space is None else self.model.space.length
+
+    def write(self, request: GenerationRequest) -> Answers:
+        """Join the queue, and listen; ``Busy`` where it is full."""
+        return self.write_all([request])[0]
+
+    def write_all(self, requests: Sequence[GenerationRequest]) -> list[Answers]:
+        """Ask for several, or for none of them where they do not all fit."""
+        self.turns.check_room(len(requests))
+        return [self.turns.ask(request.steps()) for request in requests]
+
+    async def call(self, work: Callable[[], T], *, is_new: bool = True) -> T:
+        """Do something else on the model thread, in its turn; what belongs to a request let in before is not new."""
+        if is_new:
+            self.turns.check_room(1)
+        answers = self.turns.ask(_one_call(work))
+        async for _ in answers:
+            raise AssertionError("work has no events")
+        result: T = answers.entry.result
+        return result
+
+    def encode(self, prefix: str | Sequence[int]) -> list[int]:
+        """Return a prefix in tokens, which must be of the model's vocabulary and not too many."""
+        tokens = self.tokenizer.encode(prefix) if isinstance(prefix, str) else list(prefix)
+        V, most = self.model.base.vocab_size, self.limits.prompt_tokens
+        if len(tokens) > most:
+            raise UserError(f"the prompt has {len(tokens)} tokens: this server takes at most {most}")
+        strange = next((token for token in tokens if not 0 <= token < V), None)
+        if strange is not None:
+            raise UserError(f"the prompt's token {strange} is not below {V}: encode with the tokenizer of this model")
+        return tokens
+
+    def default_sampler(self, model: ResidualModel) -> Sampler:
+        """Return the sampler where a request names none: resampling, or the base where there is no energy."""
+        return Resampling(candidates=min(_CANDIDATES, self.limits.candidates)) if model.has_energy else Plain()
+
+    def request(
+        self,
+        prefix: str | Sequence[int],
+        *,
+        model: ResidualModel | None = None,
+        sampler: Sampler | None = None,
+        num: int = 1,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        number: int = 0,
+        stop: Sequence[str] = (),
+    ) -> GenerationRequest:
+        """Make a request within the limits; what is not given is as the model was trained."""
+        tokens, limits, model = self.encode(prefix), self.limits, model or self.model
+        sampler, most = sampler or self.default_sampler(model), self.length if max_tokens is None else max_tokens
+        _check("n", num, limits.texts)
+        _check("max_tokens", most, max(limits.tokens, self.length))
+        check_limits(sampler, limits)
+        Rng(seed)  # says what is wrong with it
+        space = model.space_of(None if model.space is not None else most)
+        if most <= space.length:  # of a text of several chunks each reads what fits
+            check_fits(started(Sequences.from_lists([tokens]), model.base.eos), space.length, model.base.max_length)
+        writing = Writing(
+            sampler=sampler, num=num, chunks=-(-most // space.length), max_context=model.max_context, max_tokens=most,
+            stop=tuple(stop),
+        )  # fmt: skip
+        return GenerationRequest(
+            model=model,
+            prefix=prefix if isinstance(prefix, str) else self.tokenizer.decode(tokens),
+            context=tuple(tokens),
+            space=space,
+            writing=writing,
+            seed=seed,
+            number=number,
+        )
+
+
+def _one_call(work: Callable[[], T]) -> Generator[Call, T, T]:
+    return (yield Call(work))
+
+
+def check_limits(settings: Any, limits: Limits) -> None:
+    """Refuse counts in a sampler's settings beyond the limit on candidates, or its own default where that is higher."""
+    for field in fields(settings):
+        value, default = getattr(settings, field.name), field.default
+        if is_dataclass(value) and not isinstance(value, Truncation):
+            check_limits(value, limits)
+        elif isinstance(value, int) and not isinstance(value, bool) and value != default:
+            _check(field.name, value, limits.rows if field.name == "batch_size" else limits.candidates)
+
+
+def _check(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise UserError(f"{name} is {value}: this server takes 1 to {most}")
