@@ -47,8 +47,10 @@ from freenergy.partition import exact_log_partition as exact_log_partition
 from freenergy.partition import log_partition as log_partition
 from freenergy.partition import step_log_probs as step_log_probs
 from freenergy.partition.next_token import next_token as next_token
+from freenergy.recipes import Run as Run
 from freenergy.recipes import load as load
 from freenergy.recipes import load_base as load_base
+from freenergy.recipes import run as run
 from freenergy.recipes.experiment.running import run_experiment as run_experiment
 from freenergy.recipes.load import Recipe as Recipe
 from freenergy.recipes.load import load_experiment as load_experiment
@@ -57,8 +59,6 @@ from freenergy.recipes.stages.distil import distil as distil
 from freenergy.recipes.stages.evaluate import Question as Question
 from freenergy.recipes.stages.evaluate import evaluate as evaluate
 from freenergy.report import write_report as write_report
-from freenergy.runs.run import Run as Run
-from freenergy.runs.run import run as run
 from freenergy.samplers import Autoregressive as Autoregressive
 from freenergy.samplers import Metropolis as Metropolis
 from freenergy.samplers import QuasiRejection as QuasiRejection

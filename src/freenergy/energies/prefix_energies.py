@@ -20,7 +20,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
-from freenergy.energies.call import energies_in_parts
+from freenergy.energies.call import energies_in_batches
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what a part of a character decodes to
 
@@ -48,7 +48,7 @@ def energies_of_beginnings(
     if not x:
         raise UserError("there is no text to look at: give a continuation of one token or more")
     beginnings = Continuations.from_lists([context], [[x[: t + 1] for t in range(len(x))]])
-    return energies_in_parts(energy, beginnings, rows=rows, allow_inf=True)[0]
+    return energies_in_batches(energy, beginnings, batch_size=rows, allow_inf=True)[0]
 
 
 def rising(

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
-from freenergy.core.scored import equal_strings, first_of_each
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.energies.call import energies_in_parts, energies_of
+from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.module import ActivationEnergy, EnergySum
 from freenergy.lm.activations import TracingSampler
 
@@ -64,29 +63,16 @@ class Split:
         energy = torch.zeros(draws.x.shape, dtype=torch.float64)
         for scale, probe in self.probes:
             E = probe.energy_of_trace(trace.of_layers([layers.index(layer) for layer in probe.layers]))
-            if not E.isfinite().all():
-                energies_of(probe, draws.x)  # says what is wrong, and where
-            energy += scale * E.double().cpu()
+            energy += scale * check_energies(E, probe, draws.x.shape).double().cpu()
         return draws, energy
 
-    def rest(self, x: Continuations, *, rows: int = 256, allow_inf: bool = False) -> Float[Tensor, "B N"]:
-        """What the other parts say, at most ``rows`` at once, float64 on the CPU; ``allow_inf`` lets +inf pass."""
+    def rest(self, x: Continuations, *, batch_size: int = 256, allow_inf: bool = False) -> Float[Tensor, "B N"]:
+        """Sum the other parts, ``batch_size`` strings per call, float64 on the CPU; +inf needs ``allow_inf``."""
         energy = torch.zeros(x.shape, dtype=torch.float64)
         for scale, part in self.others:
-            energy += scale * energies_of_distinct(part, x, rows=rows, allow_inf=allow_inf)
+            E = energies_in_batches(part, x, batch_size=batch_size, distinct=True, allow_inf=allow_inf)
+            energy += scale * E
         return energy
-
-
-def energies_of_distinct(
-    energy: Energy, x: Continuations, *, rows: int = 256, allow_inf: bool = False
-) -> Float[Tensor, "B N"]:
-    """E(x), where the energy reads equal strings of a context once."""
-    E = torch.zeros(x.shape, dtype=torch.float64)
-    for b, which in enumerate(equal_strings(x)):
-        places = first_of_each(which).nonzero().flatten()
-        read = energies_in_parts(energy, x[b : b + 1].candidates(places), rows=rows, allow_inf=allow_inf)[0]
-        E[b] = torch.zeros_like(read).scatter(0, which[places], read)[which]
-    return E
 
 
 def _parts(energy: Energy, scale: float) -> Iterator[tuple[float, Energy]]:

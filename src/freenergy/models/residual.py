@@ -20,8 +20,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Model, Target, Truncation
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
-from freenergy.energies.call import energies_in_parts
-from freenergy.models.draw_with_energy import Split, energies_of_distinct
+from freenergy.energies.call import energies_in_batches
+from freenergy.models.draw_with_energy import Split
 
 
 def no_energy(x: Continuations) -> Float[Tensor, "B N"]:
@@ -50,7 +50,7 @@ class Residual:
                     f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
                 )
         log_base = self.base.log_prob(x).double().cpu()
-        energy = energies_in_parts(self.energy, x, allow_inf=allow_inf)
+        energy = energies_in_batches(self.energy, x, allow_inf=allow_inf)
         return Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy)
 
     def propose(
@@ -84,7 +84,7 @@ class Residual:
                 if advance is not None:
                     advance(count * len(some))
             draws = Draws.cat(parts, dim=1)
-            E = torch.cat(known, dim=1) + split.rest(draws.x, rows=batch_size, allow_inf=allow_inf)
+            E = torch.cat(known, dim=1) + split.rest(draws.x, batch_size=batch_size, allow_inf=allow_inf)
             rows.append(_scored(draws, E, truncation, law))
         return Scored.cat(rows, dim=0)
 
@@ -97,7 +97,7 @@ class Residual:
         batch_size: int = 256,
     ) -> Scored:
         """Score draws that were made before; equal strings of a context are read by the energy once."""
-        E = energies_of_distinct(self.energy, draws.x, rows=batch_size, allow_inf=True)
+        E = energies_in_batches(self.energy, draws.x, batch_size=batch_size, distinct=True, allow_inf=True)
         return _scored(draws, E, truncation, law)
 
     def max_context(self, space: SequenceSpace) -> int | None:

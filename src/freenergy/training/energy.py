@@ -23,7 +23,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss, Objective
 from freenergy.core.sequences import Continuations
-from freenergy.energies.call import energies_in_parts, energies_of
+from freenergy.energies.call import energies_in_batches, energies_of
 from freenergy.energies.module import LogBaseEnergy
 from freenergy.partition import certified_gain
 from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts, scores_of
@@ -81,7 +81,7 @@ class BaseNumbers:
     def of_held_out(self, x: Continuations, rows: int) -> dict[str, Float[Tensor, "windows candidates"]]:
         """The same of what is validated on, read at the first validation."""
         if not self._held_out:
-            self._held_out = {"log_base": energies_in_parts(self._energy.log_base, x, rows=rows)}
+            self._held_out = {"log_base": energies_in_batches(self._energy.log_base, x, batch_size=rows)}
         return self._held_out
 
 
@@ -158,7 +158,7 @@ class EnergyTask:
         """Certified gain, accuracies and energies on the held-out windows."""
         rows = self.settings.rows
         known = {} if self.base is None else self.base.of_held_out(self.held_out, rows)
-        E = energies_in_parts(self.energy, self.held_out, rows=rows, where="validation", known=known)
+        E = energies_in_batches(self.energy, self.held_out, batch_size=rows, where="validation", known=known)
         return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
 
     def _cut(self, batch: Batch, rng: Rng) -> Batch:

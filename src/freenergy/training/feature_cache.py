@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from freenergy.core.files import atomic_write, fingerprint, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.sequences import Continuations
-from freenergy.energies.call import energies_in_parts
+from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.module import EnergySum
 from freenergy.training.contrastive_batches import StoredContrast, cut
@@ -101,9 +101,11 @@ class FeatureCache:
         """E of one chunk, float64; linear energies by their features, networks by reading ``rows`` strings at once."""
         if isinstance(energy, EnergySum):
             return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in energy.terms()]).sum(0)
-        if isinstance(energy, FeatureEnergy):
-            return energy.energy_of(self.features(energy, chunk)).double().cpu()
-        return energies_in_parts(energy, self._strings(chunk), rows=rows, where="stored windows")
+        where = "stored windows"
+        if not isinstance(energy, FeatureEnergy):
+            return energies_in_batches(energy, self._strings(chunk), batch_size=rows, where=where)
+        E = energy.energy_of(self.features(energy, chunk)).double().cpu()
+        return check_energies(E, energy, (len(chunk), 1 + self.contrast.store.per_prefix), where=where)
 
     def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
         """E of every window."""
@@ -134,5 +136,5 @@ def own_energies(energy: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
     if isinstance(energy, EnergySum):
         return torch.stack([scale * own_energies(part, x) for scale, part in energy.terms()]).sum(0)
     if isinstance(energy, FeatureEnergy):
-        return energy.energy_of(own_features(energy, x)).double().cpu()
-    return energies_in_parts(energy, x)
+        return check_energies(energy.energy_of(own_features(energy, x)).double().cpu(), energy, x.shape)
+    return energies_in_batches(energy, x)

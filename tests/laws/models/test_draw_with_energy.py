@@ -5,9 +5,10 @@ import torch
 import transformers
 
 from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation, UserError
+from freenergy.energies.call import energies_in_batches
 from freenergy.energies.probe import Probe, ProbeEnergy
 from freenergy.energies.product import Product
-from freenergy.models.draw_with_energy import Split, energies_of_distinct
+from freenergy.models.draw_with_energy import Split
 from freenergy.models.residual import Residual
 
 V = 9
@@ -107,16 +108,16 @@ def test_the_base_does_not_read_what_it_has_drawn(base, monkeypatch):
 def test_a_string_is_read_once_and_forbidden_texts_pass_where_they_may(base):
     x = base.sample(CONTEXTS, 40, SPACE, Rng(0)).x
     counting = Counting()
-    found = energies_of_distinct(counting, x)
+    found = energies_in_batches(counting, x, distinct=True)
     assert torch.equal(found, 0.1 * x.tokens.sum(-1).double())
     assert counting.read < 80
 
     def forbids(x):
         return torch.where(x.tokens[:, :, 0] == x.tokens[0, 0, 0], torch.inf, 0.0).double()
 
-    assert energies_of_distinct(forbids, x, allow_inf=True).isinf().any()
+    assert energies_in_batches(forbids, x, distinct=True, allow_inf=True).isinf().any()
     with pytest.raises(UserError, match="returned inf"):
-        energies_of_distinct(forbids, x)
+        energies_in_batches(forbids, x, distinct=True)
 
 
 def test_a_broken_probe_is_one_sentence(base):

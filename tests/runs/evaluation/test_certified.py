@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, SequenceSpace, TabularLM, UserError
-from freenergy.energies.call import energies_in_parts, energies_of
+from freenergy.energies.call import energies_in_batches, energies_of
 from freenergy.evaluation.certified import log_probs_of_data, measure_joint
 from freenergy.evaluation.perplexity import Counts, measured_rate
 from freenergy.evaluation.scores import WindowScores
@@ -239,4 +239,4 @@ def test_parts_change_nothing(rows):
     space = SequenceSpace(vocab_size=3, length=3)
     x = Continuations.from_lists([[1], [2], []], [[[1]], [[2]], [[0]]])
     x = lm.sample(x.contexts, 4, space, Rng(1)).x
-    assert torch.equal(energies_in_parts(lm.log_prob, x, rows=rows), lm.log_prob(x))
+    assert torch.equal(energies_in_batches(lm.log_prob, x, batch_size=rows), lm.log_prob(x))
