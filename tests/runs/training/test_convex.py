@@ -10,6 +10,7 @@ from freenergy import Continuations, Rng, SequenceSpace, TabularLM, UserError
 from freenergy.core.roles import Loss, Scores
 from freenergy.core.sequences import Sequences
 from freenergy.energies.features import FeatureEnergy
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.objectives import BinaryNCE, RankingNCE
 from freenergy.partition.certificate import certified_gain
 from freenergy.training.convex import _Problem, choose_l2, cross_fitted, fit_convex, joint_energy
@@ -26,7 +27,7 @@ class Given(FeatureEnergy):
     """An energy of features that somebody else computed."""
 
     def __init__(self, num):
-        super().__init__(None, [str(i) for i in range(num)])
+        super().__init__(NgramEnergy(), [str(i) for i in range(num)])
 
     def features(self, x, *, leave_self_out=False):
         raise NotImplementedError
@@ -37,7 +38,7 @@ class OneHot(FeatureEnergy):
 
     def __init__(self, space):
         self.strings = {tuple(x): i for i, x in enumerate(space.enumerate().lists())}
-        super().__init__(None, [str(x) for x in self.strings])
+        super().__init__(NgramEnergy(), [str(x) for x in self.strings])
 
     def features(self, x, *, leave_self_out=False):
         index = torch.tensor([[self.strings[tuple(y)] for y in row] for row in x.lists()])

@@ -157,7 +157,7 @@ class OneHot(FeatureEnergy):
 
     def __init__(self, strings):
         self.strings = {string: i for i, string in enumerate(strings)}
-        super().__init__(None, [str(string) for string in strings])
+        super().__init__(NgramEnergy(), [str(string) for string in strings])
 
     def features(self, x, *, leave_self_out=False):
         index = torch.tensor([[self.strings[tuple(string)] for string in row] for row in x.lists()])
