@@ -72,6 +72,6 @@ from freenergy.text.nbest import rank_file as rank_file
 from freenergy.text.ranking import Ranking as Ranking
 from freenergy.text.texts import Texts as Texts
 from freenergy.text.write import Writing as Writing
-from freenergy.training.distil import Distilling as Distilling
+from freenergy.training.tasks.distil import Distilling as Distilling
 
 __version__: str

@@ -280,7 +280,7 @@ def distil(
     from freenergy.cli.show import Bars
     from freenergy.cli.show.writing import show_distilled
     from freenergy.recipes.stages.distil import distil as work
-    from freenergy.training.distil import Distilling
+    from freenergy.training.tasks.distil import Distilling
 
     default = Distilling().optimisation
     optimisation = replace(

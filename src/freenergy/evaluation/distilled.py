@@ -2,8 +2,8 @@
 
     n draws of P_LM and m of π are draws of the mixture  q = (n·P_LM + m·π)/(n + m),      w = P_LM · e^{−E} / q
 
-On them KL and total variation are told of both models (``training.distil.distances``): so the difference between the
-two is a paired one, and neither is judged by its own draws alone.
+On them KL and total variation of both models are reported (``training.tasks.distil.distances``): so the difference
+between the two is a paired one, and neither is judged by its own draws alone.
 
 As candidates for resampling from P, draws of the base weigh e^{−E} and draws of π weigh P_LM · e^{−E} / π. Both are
 told with the same number k of draws: the effective sample size, the mean log Ẑ, which is below log Z and rises towards
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from freenergy.evaluation.perplexity import Counts, Measurement, measured_rate
 from freenergy.partition import certified_gain, log_partition
-from freenergy.training.distil import Distances, distances
+from freenergy.training.tasks.distil import Distances, distances
 
 
 class PolicyScores(NamedTuple):

@@ -35,7 +35,7 @@ from freenergy.training.baselines.settings import (
     RalmBaseline,
     check_baselines,
 )
-from freenergy.training.lm_loss import ScheduledSampling, Teaching
+from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
 from freenergy.training.settings import PRESETS, EnergyTraining, Optimisation, TrainedBase
 
 RECIPES = Path(__file__).parent
@@ -122,7 +122,8 @@ _SECTIONS: tuple[type, ...] = (
     RankingNCE, LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
 )  # fmt: skip
 _OF_EXPERIMENTS: tuple[type, ...] = (
-    Experiment, *_TEACHING, Teaching, Base, Continued, Row, Study, LanguageSubject, TranslationSubject, ImageSubject,
+    Experiment, *_TEACHING, LanguageModelLoss, Base, Continued, Row, Study, LanguageSubject, TranslationSubject,
+    ImageSubject,
 )  # fmt: skip
 for _section in {*_SECTIONS, *_OF_EXPERIMENTS}:
     with_config(ConfigDict(extra="forbid", strict=True))(_section)

@@ -34,11 +34,11 @@ from freenergy.training.build import Material, build_energy
 from freenergy.training.contrastive_batches import StoredContrast, cuts
 from freenergy.training.convex import choose_l2, cross_fitted
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.feature_chunks import Pieces
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
+from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, Watch, validation_of
 
 _SHOWN = 32  # windows that show an energy in int8 what its layers will read, and as many that measure its error
 _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that have not seen them
@@ -161,7 +161,7 @@ class _Fitting:
         rng, folder, steps = self.rng.child("network", i), self.folder / f"training-{i}", training.optimisation
         offset = self._offset()
         data, law = (material.train, material.validation), material.law
-        task = EnergyTask(energy, *data, training.objective, training, rng, offset, law)
+        task = ContrastiveTask(energy, *data, training.objective, training, rng, offset, law)
         tokens = task.held_out.lengths[:, 0].double().mean().item()
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)

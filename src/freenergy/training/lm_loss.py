@@ -1,6 +1,6 @@
 """How a network that maps a context to logits is taught: the object is its configuration.
 
-``training.autoregressive`` says what each of these adds to the loss.
+``training.tasks.autoregressive`` says what each of these adds to the loss.
 """
 
 import math
@@ -38,7 +38,7 @@ class ScheduledSampling:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teaching:
+class LanguageModelLoss:
     """How a network is taught: cross-entropy, and what is added to it in any combination."""
 
     label_smoothing: float = 0.0

@@ -30,7 +30,7 @@ from freenergy.core.roles import Loss
 from freenergy.training.average import Average
 from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights, whole_tensor
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.distributed.wrap import Spread, spread
+from freenergy.training.distributed.wrap import DistributedTask, distributed
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Grouped, Stateful, Task, parameter_groups
 
@@ -62,7 +62,7 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
     """
     ranks = Ranks.found()
     ranks.share(settings.accumulate)  # refused before anything is touched
-    with spread(task, ranks) as together:
+    with distributed(task, ranks) as together:
         yield from _steps(task, together, settings, folder, rng, ranks)
         ranks.barrier()  # the best weights are on disk
     restore_weights(folder / _BEST, task.module)
@@ -70,7 +70,7 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
 
 
 def _steps(
-    task: Task, together: Spread, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
+    task: Task, together: DistributedTask, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
 ) -> Iterator[Step]:
     """A record a step, from the last checkpoint on."""
     optimiser = _optimiser(task, settings)
@@ -140,7 +140,7 @@ def _optimiser(task: Task, settings: Optimisation) -> torch.optim.AdamW:
 
 def _advance(
     task: Task,
-    together: Spread,
+    together: DistributedTask,
     optimiser: torch.optim.Optimizer,
     settings: Optimisation,
     step: int,
@@ -192,7 +192,13 @@ def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _validated(
-    task: Task, together: Spread, record: Step, state: TrainingState, average: Average, best: Path, ranks: Ranks
+    task: Task,
+    together: DistributedTask,
+    record: Step,
+    state: TrainingState,
+    average: Average,
+    best: Path,
+    ranks: Ranks,
 ) -> Step:
     """Validate, and keep the weights if they are the best so far; the first rank decides."""
     task.module.eval()

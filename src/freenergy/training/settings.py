@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 
 from freenergy.core.errors import UserError
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
-from freenergy.training.lm_loss import ScheduledSampling, Teaching
+from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
 
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -104,9 +104,9 @@ class TrainedBase:
             raise UserError("a memory goes on from batch to batch, so a step is one batch: set accumulate to 1")
 
     @property
-    def teaching(self) -> Teaching:
+    def teaching(self) -> LanguageModelLoss:
         """How the network is taught."""
-        return Teaching(
+        return LanguageModelLoss(
             label_smoothing=self.label_smoothing, level=self.level, scheduled=self.scheduled, earm=self.earm
         )
 

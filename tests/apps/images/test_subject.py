@@ -18,10 +18,10 @@ from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Data, Network
 from freenergy.objectives.earm import EARM
-from freenergy.training.autoregressive import AutoregressiveTask
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 pytestmark = pytest.mark.slow
 
@@ -219,7 +219,7 @@ def test_the_common_task_trains_images_with_e_arm(folder, tmp_path, network):
     for run in ("a", "b"):
         q, data = images.network(Rng(1)), images.data(batch_size=4, accumulate=2, rng=Rng(3))
         earm = EARM(length=4, start_epoch=0.2, decay=0.0)
-        task = AutoregressiveTask(q, data, Teaching(earm=earm))
+        task = AutoregressiveTask(q, data, LanguageModelLoss(earm=earm))
         steps = Optimisation(steps=4, batch_size=4, accumulate=2, validate_every=2)
         (tmp_path / run).mkdir()
         records = list(fit(task, steps, tmp_path / run, Rng(5)))

@@ -16,10 +16,10 @@ from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.objectives.earm import EARM
 from freenergy.recipes.experiment.subject import Subject
-from freenergy.training.autoregressive import AutoregressiveTask
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def train(subject, folder, steps, *, earm=None, stop=None, often=60.0):
     settings = Optimisation(
         steps=steps, batch_size=200, learning_rate=5e-3, warmup=10, validate_every=10, checkpoint_seconds=often
     )
-    task = AutoregressiveTask(network, data, Teaching(label_smoothing=0.05, earm=earm))
+    task = AutoregressiveTask(network, data, LanguageModelLoss(label_smoothing=0.05, earm=earm))
     records = []
     for record in fit(task, settings, folder, Rng(5)):
         records.append(record)

@@ -29,10 +29,10 @@ from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.testing.comparing import everything
 from freenergy.training.contrastive_batches import Batch, FreshContrast, StoredContrast, scores_of
-from freenergy.training.energy import EnergyTask
 from freenergy.training.loop import fit
 from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks.contrastive import ContrastiveTask
 
 V, L = 3, 2
 SPACE = SequenceSpace(vocab_size=V, length=L)
@@ -118,7 +118,7 @@ def task_of(world, noise, **optimisation):
     steps |= {"validate_every": 6, "checkpoint_seconds": 0.0, "schedule": "constant", "clip": 0.0}
     settings = EnergyTraining(optimisation=Optimisation(**steps | optimisation), negatives=4)
     train = FreshContrast(windows, torch.arange(400), noise)
-    return EnergyTask(Table(), train, validation, BinaryNCE(), settings, Rng(1), law=NoiseLaw(noise, BASE))
+    return ContrastiveTask(Table(), train, validation, BinaryNCE(), settings, Rng(1), law=NoiseLaw(noise, BASE))
 
 
 def trained(task, folder):

@@ -14,8 +14,8 @@ from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import open_base
 from freenergy.recipes.stages.distil import distil
 from freenergy.testing.runs import tiny_run
-from freenergy.training.distil import Distilling
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.distil import Distilling
 
 pytestmark = pytest.mark.slow
 CHANGES = [

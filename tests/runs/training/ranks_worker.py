@@ -29,14 +29,14 @@ from freenergy.lm.presets import Preset, build
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.objectives.earm import EARM
-from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.distributed import wrap
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.energy import EnergyTask
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import fit
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
+from freenergy.training.tasks.contrastive import ContrastiveTask
 
 V, L, K, STEPS = 7, 4, 4, 50
 SHAPE = Preset(family="neox", layers=2, heads=2, width=16, feedforward=32, context=32, about="for a test")
@@ -57,7 +57,7 @@ def text(folder, earm=None, dropout=0.2):
     stream = (Rng(5).uniform(2000) ** 2 * V).long().numpy().astype(np.uint16)
     sizes = {"block": 8, "batch_size": 8, "accumulate": 4, "known": 2, "validation_tokens": 200}
     data = BlockData(stream, stream[:300], rng=Rng(6), **sizes)
-    return AutoregressiveTask(CausalNetwork(network(dropout)), data, Teaching(earm=earm))
+    return AutoregressiveTask(CausalNetwork(network(dropout)), data, LanguageModelLoss(earm=earm))
 
 
 def earm(folder):
@@ -78,7 +78,7 @@ def bit(folder):
         stored.append(StoredContrast(windows, NegativeStore.open(folder / split, identity)))
     energy = Bit.from_base(BitEnergy(dropout=0.1), HuggingFaceLM(network(0.0), eos=0))
     settings = EnergyTraining(negatives=2, optimisation=CALM)
-    return EnergyTask(energy, *stored, RankingNCE(), settings, Rng(1))
+    return ContrastiveTask(energy, *stored, RankingNCE(), settings, Rng(1))
 
 
 TASKS = {"text": text, "earm": earm, "bit": bit}

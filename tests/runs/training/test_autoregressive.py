@@ -11,11 +11,11 @@ from freenergy import Rng, UserError
 from freenergy.core.files import file_hash
 from freenergy.lm.networks.protocol import Batch, Data, Network
 from freenergy.objectives.earm import EARM, Denominators, Steps
-from freenergy.training.autoregressive import AutoregressiveTask
-from freenergy.training.lm_loss import ScheduledSampling, Teaching
+from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Stateful, Task
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 V, END = 4, 0
 
@@ -71,7 +71,7 @@ def test_roles():
     network, data = Bigram(), Rows()
     assert isinstance(network, Network)
     assert isinstance(data, Data)
-    task = AutoregressiveTask(network, data, Teaching())
+    task = AutoregressiveTask(network, data, LanguageModelLoss())
     assert isinstance(task, Task)
     assert isinstance(task, Stateful)
 
@@ -83,7 +83,7 @@ def test_cross_entropy_is_over_the_tokens_that_count(smoothing):
     log_q = network.logits(None, batch.tokens).log_softmax(-1)
     picked = log_q.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)
     exact = -((1 - smoothing) * picked + smoothing * log_q.mean(-1))[batch.mask].mean()
-    found = AutoregressiveTask(network, data, Teaching(label_smoothing=smoothing)).loss(1, 0, Rng(0)).value
+    found = AutoregressiveTask(network, data, LanguageModelLoss(label_smoothing=smoothing)).loss(1, 0, Rng(0)).value
     torch.testing.assert_close(found, exact)
 
 
@@ -96,7 +96,7 @@ def test_the_level_of_the_logits_is_held_where_the_loss_is_read(scheduled):
         logits = network.logits(None, torch.where(batch.mask, logits.argmax(-1), batch.tokens))
     exact = 0.3 * (logits.logsumexp(-1)[batch.mask] ** 2).mean()
     held, free = (
-        AutoregressiveTask(network, data, Teaching(level=level, scheduled=scheduled)).loss(1, 0, Rng(0)).value
+        AutoregressiveTask(network, data, LanguageModelLoss(level=level, scheduled=scheduled)).loss(1, 0, Rng(0)).value
         for level in (0.3, 0.0)
     )
     torch.testing.assert_close(held - free, exact)
@@ -106,7 +106,7 @@ def test_a_level_that_is_held_makes_s_flat_and_leaves_the_softmax_alone(tmp_path
     spread = {}
     for level in (0.0, 0.1):
         network = Bigram()
-        task = AutoregressiveTask(network, Rows(steps=100), Teaching(level=level))
+        task = AutoregressiveTask(network, Rows(steps=100), LanguageModelLoss(level=level))
         settings = Optimisation(steps=150, batch_size=8, learning_rate=0.05, warmup=0, validate_every=50)
         for _ in fit(task, settings, tmp_path / str(level), Rng(0)):
             pass
@@ -119,7 +119,7 @@ def test_a_level_that_is_held_makes_s_flat_and_leaves_the_softmax_alone(tmp_path
 @pytest.mark.parametrize("level", [-1.0, math.inf, math.nan])
 def test_a_level_that_cannot_be_is_refused(level):
     with pytest.raises(UserError, match="level is"):
-        Teaching(level=level)
+        LanguageModelLoss(level=level)
 
 
 def test_validation_is_nats_a_token_without_smoothing():
@@ -129,7 +129,7 @@ def test_validation_is_nats_a_token_without_smoothing():
         log_q = network.logits(None, batch.tokens).log_softmax(-1)
         total -= log_q.gather(-1, batch.tokens.unsqueeze(-1)).squeeze(-1)[batch.mask].sum().item()
         count += batch.mask.sum().item()
-    task = AutoregressiveTask(network, data, Teaching(label_smoothing=0.3))
+    task = AutoregressiveTask(network, data, LanguageModelLoss(label_smoothing=0.3))
     assert task.validate().value == pytest.approx(total / count, rel=1e-5)
 
 
@@ -141,7 +141,9 @@ def test_scheduled_sampling_grows_and_replaces_that_share():
     plain = network.logits
     network.logits = lambda given, tokens: reads.append(tokens) or plain(given, tokens)
     data = Rows(size=2000, steps=1)
-    task = AutoregressiveTask(network, data, Teaching(scheduled=ScheduledSampling(most=0.5, epochs=0.0, by="argmax")))
+    task = AutoregressiveTask(
+        network, data, LanguageModelLoss(scheduled=ScheduledSampling(most=0.5, epochs=0.0, by="argmax"))
+    )
     found = task.loss(1, 0, Rng(0)).value
     truth, mixed = reads
     predicted = plain(None, truth).argmax(-1)
@@ -160,8 +162,8 @@ def test_earm_is_added_with_its_weight(ends, with_scheduled):
     network, data = Bigram(ends=ends), Rows(ends=ends)
     earm = EARM(weight=0.7, length=3, recent=1, start_epoch=0.0)
     scheduled = ScheduledSampling(most=0.5, epochs=0.0) if with_scheduled else None
-    found = AutoregressiveTask(network, data, Teaching(earm=earm, scheduled=scheduled)).loss(1, 0, Rng(5))
-    nats = AutoregressiveTask(network, data, Teaching(scheduled=scheduled)).loss(1, 0, Rng(5)).value
+    found = AutoregressiveTask(network, data, LanguageModelLoss(earm=earm, scheduled=scheduled)).loss(1, 0, Rng(5))
+    nats = AutoregressiveTask(network, data, LanguageModelLoss(scheduled=scheduled)).loss(1, 0, Rng(5)).value
     batch = data.batch(1, 0)
     known = batch.tokens[:, :2]
     drawn, mask = network.draw(None, known, 3, Rng(5).child("fakes"))
@@ -178,7 +180,7 @@ def test_earm_is_added_with_its_weight(ends, with_scheduled):
 
 def test_it_begins_at_its_epoch_and_not_before():
     earm = EARM(length=3, start_epoch=0.5)
-    task = AutoregressiveTask(Bigram(), Rows(steps=10), Teaching(earm=earm))
+    task = AutoregressiveTask(Bigram(), Rows(steps=10), LanguageModelLoss(earm=earm))
     assert "gain" not in task.loss(5, 0, Rng(0)).metrics
     assert "gain" in task.loss(6, 0, Rng(0)).metrics
     task.check(6)
@@ -188,7 +190,7 @@ def test_it_begins_at_its_epoch_and_not_before():
 
 def test_rows_shorter_than_k_work():
     """K = 50 and rows of at most 4 tokens after the known ones, most of which end sooner."""
-    task = AutoregressiveTask(Bigram(ends=True), Rows(ends=True), Teaching(earm=EARM(start_epoch=0.0)))
+    task = AutoregressiveTask(Bigram(ends=True), Rows(ends=True), LanguageModelLoss(earm=EARM(start_epoch=0.0)))
     found = task.loss(1, 0, Rng(0))
     found.value.backward()
     assert math.isfinite(found.value.item())
@@ -203,7 +205,7 @@ def test_rows_shorter_than_k_work():
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path, stop):
     """The averages of Z are part of a checkpoint."""
     settings = Optimisation(steps=25, validate_every=8, checkpoint_seconds=0.0)
-    teaching = Teaching(
+    teaching = LanguageModelLoss(
         label_smoothing=0.1, scheduled=ScheduledSampling(most=0.5, epochs=1.0), earm=EARM(length=3, start_epoch=0.5)
     )
     made = [AutoregressiveTask(Bigram(dropout=0.2), Rows(), teaching) for _ in range(3)]
@@ -222,7 +224,7 @@ def test_divergence_is_stopped_with_a_word(tmp_path):
     data = Rows(known=0)
     data._batch = lambda rng: Batch(None, torch.full((8, 6), 2), torch.ones(8, 6, dtype=torch.bool), 0)
     network.draw = lambda given, known, length, rng: (torch.full((8, 6), 1), torch.ones(8, 6, dtype=torch.bool))
-    teaching = Teaching(earm=EARM(length=6, recent=0, start_epoch=0.0, weight=20.0))
+    teaching = LanguageModelLoss(earm=EARM(length=6, recent=0, start_epoch=0.0, weight=20.0))
     task, settings = AutoregressiveTask(network, data, teaching), Optimisation(steps=400, learning_rate=0.1)
     with pytest.raises(UserError, match="negative phase diverged at step"):
         list(fit(task, settings, tmp_path, Rng(0)))
@@ -239,16 +241,18 @@ def test_a_healthy_run_is_not_stopped_and_learns(tmp_path):
             return Batch(None, tokens, mask, 0)
 
     network = Bigram(seed=1)
-    task = AutoregressiveTask(network, Drawn(known=0), Teaching(earm=EARM(length=6, start_epoch=0.5, reduced=True)))
+    task = AutoregressiveTask(
+        network, Drawn(known=0), LanguageModelLoss(earm=EARM(length=6, start_epoch=0.5, reduced=True))
+    )
     before = task.validate().value
     records = list(fit(task, Optimisation(steps=150, learning_rate=0.03, validate_every=50), tmp_path, Rng(0)))
-    best = AutoregressiveTask(truth, Drawn(known=0), Teaching()).validate().value
+    best = AutoregressiveTask(truth, Drawn(known=0), LanguageModelLoss()).validate().value
     assert records[-1].validation < best + 0.1 < before - 0.1
     assert records[-1].cpu_seconds > 0
 
 
 def test_micro_batches_are_those_of_the_data():
-    task = AutoregressiveTask(Bigram(), Rows(), Teaching())
+    task = AutoregressiveTask(Bigram(), Rows(), LanguageModelLoss())
     first, second = (task.loss(1, micro, Rng(0)).value for micro in (0, 1))
     assert first != second
     assert torch.equal(first, copy.copy(task).loss(1, 0, Rng(0)).value)

@@ -19,9 +19,17 @@ from freenergy.lm.presets import build
 from freenergy.models.residual import Residual
 from freenergy.testing.enumerating import branches, law
 from freenergy.text.model import ResidualModel
-from freenergy.training.distil import Distilling, DistilTask, Proposals, distances, distil_loss, shares, train_policy
 from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.distil import (
+    Distilling,
+    DistilTask,
+    Proposals,
+    distances,
+    distil_loss,
+    shares,
+    train_policy,
+)
 
 SPACE = SequenceSpace(vocab_size=3, length=3, eos=0)
 STRINGS = SPACE.enumerate()
@@ -232,7 +240,7 @@ def make_task(folder, dtype=torch.float64, **changes):
     joint = ResidualModel(base, tiny_energy)
     contexts = Sequences.from_lists([[0], [1], [2]] * 4)
     held_out = Residual(base, tiny_energy).weigh(base.sample(contexts, 64, TINY, Rng(8)), law="model")
-    return DistilTask(joint, tiny_windows(), held_out, TINY, settings, folder / "proposals", Rng(6))
+    return DistilTask(joint.residual, tiny_windows(), held_out, TINY, settings, folder / "proposals", Rng(6))
 
 
 @pytest.mark.slow
@@ -246,7 +254,7 @@ def test_a_step_by_enumerating_its_draws(tmp_path):
 
     found = sum(probability * flat(loss.value) for probability, loss in branches(lambda rng: task.loss(1, 0, rng)))
     x = every(task.windows.continuations(task._rows(1, 0)).contexts)
-    log_pi, log_q = task.policy.log_prob(x)[0], task.joint.base.log_prob(x)[0]
+    log_pi, log_q = task.policy.log_prob(x)[0], task.model.base.log_prob(x)[0]
     pairs = torch.tensor(list(itertools.product(range(len(FEW)), repeat=2)))
     u, log_ratio = -tiny_energy(x)[0][pairs], (log_pi - log_q)[pairs]
     each = log_ratio.logsumexp(1) - (u.softmax(1) * log_ratio).sum(1)
@@ -259,12 +267,12 @@ def test_a_step_by_enumerating_its_draws(tmp_path):
 @pytest.mark.slow
 def test_the_policy_comes_near_to_the_joint_model(tmp_path, baseline):
     task = make_task(tmp_path, baseline=baseline, steps=20)
-    before = exact_kl(task.joint, task.joint.base)
+    before = exact_kl(task.model, task.model.base)
     policy, chosen = train_policy(task, tmp_path / "training", Silent())
     assert before > 0.4
-    assert exact_kl(task.joint, policy) < 0.3 * before
+    assert exact_kl(task.model, policy) < 0.3 * before
     assert chosen.step > 5
-    assert chosen.kl == pytest.approx(exact_kl(task.joint, policy), abs=0.1)
+    assert chosen.kl == pytest.approx(exact_kl(task.model, policy), abs=0.1)
     assert task.proposals.first.kl == pytest.approx(before, abs=0.1)
 
 
@@ -291,11 +299,11 @@ def test_draws_come_from_the_last_policy_that_was_nearer(tmp_path):
 def test_a_policy_that_is_not_nearer_leaves_the_proposal(tmp_path):
     task = make_task(tmp_path, learning_rate=5.0, warmup=0, steps=5, clip=0.0)
     with torch.no_grad():
-        before = exact_kl(task.joint, task.joint.base)
+        before = exact_kl(task.model, task.model.base)
     policy, chosen = train_policy(task, tmp_path / "training", Silent())
     assert chosen.step == 0
-    assert policy is task.joint.base
-    assert exact_kl(task.joint, policy) == before
+    assert policy is task.model.base
+    assert exact_kl(task.model, policy) == before
 
 
 def bits(folder):
@@ -358,7 +366,7 @@ def test_what_is_scored_is_what_writes(tmp_path):
     task.module.train()
     x = every(Sequences.from_lists([[1]]))
     assert torch.equal(task.policy.log_prob(x), task.policy.log_prob(x))
-    torch.testing.assert_close(task.policy.log_prob(x).detach(), task.joint.base.log_prob(x))
+    torch.testing.assert_close(task.policy.log_prob(x).detach(), task.model.base.log_prob(x))
 
 
 @pytest.mark.parametrize("name", ["draws", "validation_windows", "validation_draws", "measured_draws"])
@@ -372,7 +380,7 @@ def test_what_cannot_be_distilled(tmp_path):
     tabular = ResidualModel(TabularLM.random(Rng(0), vocab_size=V, order=1), tiny_energy)
     rest = (task.windows, task.held_out, TINY)
     with pytest.raises(UserError, match="a TabularLM has none"):
-        DistilTask(tabular, *rest, task.settings, tmp_path, Rng(0))
+        DistilTask(tabular.residual, *rest, task.settings, tmp_path, Rng(0))
     many = replace(task.settings, optimisation=Optimisation(batch_size=9))
     with pytest.raises(UserError, match="8 training windows but a step takes 9"):
-        DistilTask(task.joint, *rest, many, tmp_path, Rng(0))
+        DistilTask(task.model, *rest, many, tmp_path, Rng(0))

@@ -18,9 +18,9 @@ from freenergy.lm.presets import build
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
-from freenergy.training.energy import EnergyTask
 from freenergy.training.loop import fit
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks.contrastive import ContrastiveTask
 
 V, P, L, K = 9, 2, 4, 5
 SPACE = SequenceSpace(vocab_size=V, length=L)
@@ -61,7 +61,7 @@ def task_of(lm, train, validation, **changes):
             weight.add_(0.1 * Rng(2).child(i).normal(*weight.shape))
     steps = Optimisation(steps=6, batch_size=4, learning_rate=1e-3, warmup=1, validate_every=3)
     settings = EnergyTraining(optimisation=steps, negatives=3, **changes)
-    return EnergyTask(energy, train, validation, RankingNCE(), settings, Rng(7)), steps
+    return ContrastiveTask(energy, train, validation, RankingNCE(), settings, Rng(7)), steps
 
 
 def gradients(task, step):

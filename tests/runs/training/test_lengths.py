@@ -29,9 +29,9 @@ from freenergy.testing.enumerating import branches
 from freenergy.training import energy as task_module
 from freenergy.training.contrastive_batches import Batch, StoredContrast, cut, cuts
 from freenergy.training.convex import cross_fitted, fit_convex
-from freenergy.training.energy import EnergyTask, Offset, own_energies, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, own_energies, validation_of
 
 V, L, K = 3, 3, 4
 CONTEXT = Sequences.from_lists([[1]])
@@ -113,7 +113,7 @@ def population_gradient(space, validation, values, strings, lengths=L):
     world = Population(space)
     settings = EnergyTraining(lengths=lengths, optimisation=Optimisation(batch_size=1))
     table = Table(strings, values)
-    task = EnergyTask(table, world, validation, world, settings, Rng(0))
+    task = ContrastiveTask(table, world, validation, world, settings, Rng(0))
     task._index = lambda step, micro: torch.arange(len(world))
     total = torch.zeros_like(values)
     for probability, (gradient,) in branches(
@@ -254,7 +254,7 @@ def test_a_network_learns_at_a_random_cut_on_top_of_what_the_others_say_there(wo
     held_out = FeatureCache(tmp_path, validation, leave_self_out=False).all_energies(done, rows=64)
     offset = Offset(done, torch.cat([cache.all_energies(done, rows=64) for cache in caches]), held_out)
     new = Table(strings, torch.zeros(len(strings), dtype=torch.float64))
-    task, seen = EnergyTask(new, train, validation, RankingNCE(), settings, Rng(1), offset), set()
+    task, seen = ContrastiveTask(new, train, validation, RankingNCE(), settings, Rng(1), offset), set()
     for step in range(1, 20):
         rng = Rng(2).child("step", step)
         batch = task._cut(train.batch(task._index(step, 0), 2, rng), rng)
@@ -270,7 +270,7 @@ def test_a_network_learns_at_a_random_cut_on_top_of_what_the_others_say_there(wo
 def test_one_length_trains_as_ever(world):
     """The default neither draws a cut nor changes a batch."""
     _, train, validation = world
-    task = EnergyTask(
+    task = ContrastiveTask(
         Table(strings_at(SPACE, L), torch.zeros(V**L).double()), train, validation, RankingNCE(),
         EnergyTraining(optimisation=Optimisation(batch_size=8)), Rng(1),
     )  # fmt: skip

@@ -27,8 +27,8 @@ from freenergy.lm.settings import PretrainedBase
 from freenergy.lm.shapes import Shape, shape_in, shape_of
 from freenergy.recipes.load import Recipe
 from freenergy.training.contrastive_batches import cuts
-from freenergy.training.masked_language_model import VALIDATION_TOKENS
 from freenergy.training.settings import Optimisation, TrainedBase
+from freenergy.training.tasks.masked import VALIDATION_TOKENS
 
 _FLOAT = 4
 _SHARD = 4  # windows in a file of candidates

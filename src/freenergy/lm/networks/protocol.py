@@ -3,7 +3,8 @@
     q(x | g) = Π_t softmax(f(· ; g, x_<t))[x_t],        f = the logits
 
 g is what every row is given: the token before a block of text, a sentence to translate, nothing for an image. One task
-(``training.autoregressive``) trains every network that plays this role on every source of rows that plays the other.
+(``training.tasks.autoregressive``) trains every network that plays this role on every source of rows that plays the
+other.
 """
 
 from collections.abc import Iterator

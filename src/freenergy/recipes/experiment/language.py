@@ -37,7 +37,7 @@ from freenergy.lm.networks.protocol import Network, Recurrent
 from freenergy.recipes.experiment.settings import LanguageSubject
 from freenergy.recipes.stages.text import open_corpus
 from freenergy.text.model import ResidualModel
-from freenergy.training.language_model import begun
+from freenergy.training.tasks.language_model import begun
 
 _BLOCKS = "blocks.safetensors"
 _ROWS = 8  # blocks read at once

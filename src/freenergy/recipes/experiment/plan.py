@@ -12,7 +12,7 @@ from freenergy.apps.translation.settings import TranslationSubject
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.recipes.experiment.settings import Base, Continued, LanguageSubject, Row, Study
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.settings import Optimisation
 
 BASE = "base"
@@ -27,7 +27,7 @@ class Job:
 
     name: str
     kind: Literal["base", "row", "study", "control"]
-    teaching: Teaching
+    teaching: LanguageModelLoss
     optimisation: Optimisation
     scratch: bool
     of: "tuple[Job, ...]" = ()  # the jobs that this is the control of; its steps cost what the costliest of them costs
@@ -105,7 +105,7 @@ class Experiment:
             made.append(replace(job, point=(epoch, weight)))
         return made
 
-    def _job(self, name: str, kind: Literal["row", "study"], teaching: Teaching, scratch: bool) -> Job:
+    def _job(self, name: str, kind: Literal["row", "study"], teaching: LanguageModelLoss, scratch: bool) -> Job:
         optimisation = self.base.optimisation if scratch else self.continued.optimisation
         return Job(name=name, kind=kind, teaching=teaching, optimisation=optimisation, scratch=scratch)
 

@@ -26,10 +26,10 @@ from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Network
 from freenergy.recipes.experiment.plan import BASE, Job, labelled
 from freenergy.recipes.experiment.subject import Subject
-from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 ROW, MEASURED, TRAINING, NUMBERS = "row.json", "measured", "training", "numbers.json"
 _BEGUN, _CONTROL, _WEIGHTS = "begun.json", "control.json", "weights.safetensors"

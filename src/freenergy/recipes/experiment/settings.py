@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, final
 
 from freenergy.core.errors import UserError
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.settings import Optimisation
 
 
@@ -57,7 +57,7 @@ class Base:
     """The training that all rows go on from; rows from scratch take its optimisation."""
 
     optimisation: Optimisation = field(default_factory=Optimisation)
-    teaching: Teaching = field(default_factory=Teaching)
+    teaching: LanguageModelLoss = field(default_factory=LanguageModelLoss)
 
     def __post_init__(self) -> None:
         if self.teaching.earm is not None:
@@ -78,7 +78,7 @@ class Row:
     """One row of the table."""
 
     name: str
-    teaching: Teaching = field(default_factory=Teaching)
+    teaching: LanguageModelLoss = field(default_factory=LanguageModelLoss)
     scratch: bool = False  # from fresh weights with the base's optimisation, and not from the base
     control: bool = False  # also the same without E-ARM, for the same CPU
 
@@ -99,7 +99,7 @@ class Study:
     the costliest of them costs.
     """
 
-    teaching: Teaching
+    teaching: LanguageModelLoss
     start_epochs: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
     full: bool = True
@@ -124,7 +124,7 @@ class Study:
             return list(product(epochs, weights))
         return list(dict.fromkeys([*((e, weight) for e in epochs), *((epoch, w) for w in weights)]))
 
-    def at(self, start_epoch: float, weight: float) -> Teaching:
+    def at(self, start_epoch: float, weight: float) -> LanguageModelLoss:
         """The teaching of one point."""
         assert self.teaching.earm is not None
         return replace(self.teaching, earm=replace(self.teaching.earm, start_epoch=start_epoch, weight=weight))

@@ -86,7 +86,7 @@ def _train(
     settings: TrainedBase, start: Path | None, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
     from freenergy.lm.checkpoints import checkpoint_fingerprint, save_checkpoint
-    from freenergy.training.language_model import train_language_model, training_summary
+    from freenergy.training.tasks.language_model import train_language_model, training_summary
 
     training = folder / "training"
     if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on

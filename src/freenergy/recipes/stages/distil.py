@@ -54,8 +54,8 @@ from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.runs.run import Run
 from freenergy.text.model import ResidualModel
 from freenergy.training.contrastive_batches import StoredContrast
-from freenergy.training.distil import Distilling, DistilTask, Proposal, network, train_policy
 from freenergy.training.feature_cache import FeatureCache
+from freenergy.training.tasks.distil import Distilling, DistilTask, Proposal, network, train_policy
 
 RESULT = "distilled.json"
 _BEGUN, _WORK, _METRICS = "begun.json", "work", "metrics.jsonl"
@@ -118,7 +118,9 @@ def _work(run: Run, settings: Distilling, out: Path, key: str, progress: Progres
     corpus, joint = Corpus.open(run.stage("corpus")), load(run.folder)
     base = network(joint.base)
     held_out = _held_out(run, corpus, joint, settings.validation_windows)
-    task = DistilTask(joint, corpus.windows("train"), held_out, corpus.space, settings, work / "proposals", rng)
+    task = DistilTask(
+        joint.residual, corpus.windows("train"), held_out, corpus.space, settings, work / "proposals", rng
+    )
     write_json(out / _BEGUN, {"key": key})  # only now: what cannot begin must leave the folder to another try
     policy, chosen = train_policy(task, work / "training", progress)
     measured = _Measuring(run, corpus, joint, policy, work, rng.child("measuring"), progress)

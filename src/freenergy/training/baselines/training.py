@@ -3,7 +3,7 @@
     loss = − mean over places t of log P(w_t | w_<t in the block)          (exact: P sums to one at every place)
 
 Predictions are made for some places at a time and are made again for the gradient, so that a large vocabulary costs
-time and not memory. Blocks of the stream are those of ``training.language_model``.
+time and not memory. Blocks of the stream are those of ``training.tasks.language_model``.
 """
 
 import json
@@ -26,14 +26,14 @@ from freenergy.core.sequences import Sequences
 from freenergy.corpus import Corpus
 from freenergy.lm.networks.blocks import BlockData, Blocks
 from freenergy.lm.networks.causal import CausalNetwork
-from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.baselines.reading import Places
 from freenergy.training.baselines.residual import ResidualLM
 from freenergy.training.baselines.settings import BalmBaseline, LocalBaseline, LongerBaseline, RalmBaseline
-from freenergy.training.language_model import training_summary
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import Step, fit_watched
 from freenergy.training.task import Task, Validation
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
+from freenergy.training.tasks.language_model import training_summary
 
 TRAINING, _CPU = "training", "cpu.jsonl"
 Trained = LongerBaseline | BalmBaseline | RalmBaseline | LocalBaseline
@@ -102,7 +102,7 @@ def train_network(
         validation_tokens=settings.validation_tokens,
         rng=rng,
     )
-    task = AutoregressiveTask(CausalNetwork(model), data, Teaching())
+    task = AutoregressiveTask(CausalNetwork(model), data, LanguageModelLoss())
     return train_task(task, settings, folder, rng, progress)
 
 

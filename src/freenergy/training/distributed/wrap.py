@@ -24,7 +24,7 @@ from freenergy.training.task import Task, Validation
 
 
 @final
-class Whole(nn.Module):
+class TaskModule(nn.Module):
     """A task as a module. Its outputs are tensors, as hooks look for tensors; the rest is left in ``found``."""
 
     def __init__(self, task: Task) -> None:
@@ -43,10 +43,10 @@ class Whole(nn.Module):
 
 
 @final
-class Spread:
+class DistributedTask:
     """A task that takes its steps together with other ranks."""
 
-    def __init__(self, whole: Whole, model: nn.Module) -> None:
+    def __init__(self, whole: TaskModule, model: nn.Module) -> None:
         self.whole, self.model = whole, model
 
     def backward(self, step: int, micro: int, rng: Rng, *, share: int, is_last: bool) -> Loss:
@@ -66,27 +66,27 @@ class Spread:
 
 
 @contextmanager
-def spread(task: Task, ranks: Ranks) -> Iterator[Spread]:
+def distributed(task: Task, ranks: Ranks) -> Iterator[DistributedTask]:
     """Within, the task's module is ready for steps on all ranks; afterwards it is a plain module again.
 
     Where weights were sharded they are left unfilled: the caller has the best ones in a file.
     """
-    whole = Whole(task)
+    whole = TaskModule(task)
     if ranks.count == 1:
-        yield Spread(whole, whole)
+        yield DistributedTask(whole, whole)
         return
     before = next(task.module.parameters()).device
     if ranks.is_sharded:
         with _sharded(whole):
-            yield Spread(whole, whole)
+            yield DistributedTask(whole, whole)
     else:
         with _replicated(whole) as model:
-            yield Spread(whole, model)
+            yield DistributedTask(whole, model)
     task.module.to(before)
 
 
 @contextmanager
-def _replicated(whole: Whole) -> Iterator[nn.Module]:
+def _replicated(whole: TaskModule) -> Iterator[nn.Module]:
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     # some losses leave weights out now and then; buffers are constants that every rank has computed
@@ -100,7 +100,7 @@ def _replicated(whole: Whole) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _sharded(whole: Whole) -> Iterator[None]:
+def _sharded(whole: TaskModule) -> Iterator[None]:
     """FSDP works on a module in place, by hooks, classes and attributes: all of them are put back at the end."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 

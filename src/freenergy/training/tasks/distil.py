@@ -42,8 +42,8 @@ from freenergy.corpus import Windows
 from freenergy.energies.saving import copied
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.presets import set_dropout
+from freenergy.models.residual import Residual
 from freenergy.partition import effective_sample_size
-from freenergy.text.model import ResidualModel
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.epoch_order import Shuffled
 from freenergy.training.loop import Step, fit_watched
@@ -186,7 +186,7 @@ class DistilTask:
 
     def __init__(
         self,
-        joint: ResidualModel,
+        model: Residual,
         windows: Windows,
         held_out: Scored,
         space: SequenceSpace,
@@ -194,10 +194,10 @@ class DistilTask:
         folder: Path,
         rng: Rng,
     ) -> None:
-        base, size = network(joint.base), settings.optimisation.batch_size
+        base, size = network(model.base), settings.optimisation.batch_size
         if len(windows) < size:
             raise UserError(f"there are {len(windows)} training windows but a step takes {size}: take fewer contexts")
-        self.joint, self.windows, self.space, self.settings, self.rng = joint, windows, space, settings, rng
+        self.model, self.windows, self.space, self.settings, self.rng = model, windows, space, settings, rng
         self.policy = HuggingFaceLM(copied(base.model), eos=base.eos)
         self.module = self.policy.model.requires_grad_(True)
         set_dropout(self.module, 0.0)  # what is scored must be what writes
@@ -234,8 +234,8 @@ class DistilTask:
     def _draw(self, proposal: Proposal, contexts: Sequences, num: int, rng: Rng) -> Scored:
         """Draws of a proposal, weighed for P."""
         draws = self.proposals.lm(proposal).sample(contexts, num, self.space, rng)
-        log_base = self.joint.base.log_prob(draws.x) if proposal.step else draws.log_base
-        return self.joint.residual.weigh(Draws(draws.x, log_base, draws.log_proposal), law="model")
+        log_base = self.model.base.log_prob(draws.x) if proposal.step else draws.log_base
+        return self.model.weigh(Draws(draws.x, log_base, draws.log_proposal), law="model")
 
 
 def _effective(drawn: Scored) -> float:

@@ -18,10 +18,10 @@ from freenergy.energies.product import Product
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
-from freenergy.training.energy import EnergyTask, Offset, Watch, validation_of
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.loop import Step, fit
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, Watch, validation_of
 
 V, L, K = 4, 3, 5
 SPACE = SequenceSpace(vocab_size=V, length=L)
@@ -101,7 +101,7 @@ def test_fresh_contrast_draws_anew(world):
 @pytest.mark.slow
 def test_it_learns_the_log_ratio(world, tmp_path):
     lm, truth, _, train, validation = world
-    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(negatives=K), Rng(1))
+    task = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(negatives=K), Rng(1))
     records = list(fit(task, task.settings.optimisation, tmp_path, Rng(1)))
     assert records[-1].validation < -0.25
     space = SPACE.enumerate()
@@ -114,7 +114,7 @@ def test_it_learns_the_log_ratio(world, tmp_path):
 
 def test_an_epoch_sees_every_window_once(world):
     *_, train, validation = world
-    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1))
+    task = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(), Rng(1))
     epoch = torch.cat([task._index(step, 0) for step in range(1, 21)])
     assert sorted(epoch.tolist()) == list(range(400))
     assert epoch.tolist() != torch.cat([task._index(step, 0) for step in range(21, 41)]).tolist()
@@ -127,11 +127,11 @@ def test_the_offset_is_added_and_does_not_learn(world):
         done.energy.copy_(Rng(9).normal(V**L))
     every, held = (contrast.all(torch.arange(len(contrast))) for contrast in (train, validation))
     numbers = Offset(done, done(every).detach(), done(held).detach())
-    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), offset=numbers)
+    task = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), offset=numbers)
     loss = task.loss(1, 0, Rng(2))
     x = train.batch(task._index(1, 0), 4, Rng(2)).x
     E = done(x)
-    read = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), Offset(done, None, done(held)))
+    read = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(), Rng(1), Offset(done, None, done(held)))
     assert read.loss(1, 0, Rng(2)).value.item() == pytest.approx(loss.value.item())
     assert loss.value.item() == pytest.approx(
         RankingNCE()(Scores.relative(E[:, :1]), Scores.relative(E[:, 1:])).value.item()
@@ -148,22 +148,24 @@ def test_the_penalty_on_energies(world):
     with torch.no_grad():
         energy.energy.copy_(Rng(9).normal(V**L))
     plain, fined = (
-        EnergyTask(energy, train, validation, RankingNCE(), settings(energy_l2=weight), Rng(1)).loss(1, 0, Rng(2))
+        ContrastiveTask(energy, train, validation, RankingNCE(), settings(energy_l2=weight), Rng(1)).loss(1, 0, Rng(2))
         for weight in (0.0, 0.5)
     )
-    x = train.batch(EnergyTask(energy, train, validation, RankingNCE(), settings(), Rng(1))._index(1, 0), 4, Rng(2)).x
+    x = train.batch(
+        ContrastiveTask(energy, train, validation, RankingNCE(), settings(), Rng(1))._index(1, 0), 4, Rng(2)
+    ).x
     assert (fined.value - plain.value).item() == pytest.approx(0.5 * (energy(x) ** 2).mean().item())
 
 
 def test_fewer_windows_than_a_batch_is_one_sentence(world):
     *_, train, validation = world
     with pytest.raises(UserError, match="there are 400 training windows but a batch has 500"):
-        EnergyTask(Table(), train, validation, RankingNCE(), settings(batch_size=500), Rng(1))
+        ContrastiveTask(Table(), train, validation, RankingNCE(), settings(batch_size=500), Rng(1))
 
 
 def test_an_energy_that_returns_nan_names_the_class_and_the_step(world):
     *_, train, validation = world
-    task = EnergyTask(Table(), train, validation, RankingNCE(), settings(), Rng(1))
+    task = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(), Rng(1))
     with torch.no_grad():
         task.module.energy.fill_(math.nan)
     with pytest.raises(UserError, match=r"Table returned nan for continuation 0 of context 0 in the batch of step 3"):

@@ -19,9 +19,9 @@ from freenergy.lm.checkpoints import check_tokenizer, load_checkpoint
 from freenergy.lm.networks.blocks import BlockData, LaneData
 from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.presets import build, preset, set_dropout
-from freenergy.training.autoregressive import AutoregressiveTask
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import TrainedBase
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 
 def train_language_model(

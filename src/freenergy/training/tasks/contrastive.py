@@ -86,7 +86,7 @@ class BaseNumbers:
 
 
 @final
-class EnergyTask:
+class ContrastiveTask:
     """One energy that learns, on top of others that do not."""
 
     def __init__(

@@ -26,7 +26,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
 from freenergy.lm.networks.protocol import Batch, Data, Lanes, Network, Recurrent
 from freenergy.objectives.earm import EARM, Denominators, Steps, Sums
-from freenergy.training.lm_loss import Teaching
+from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.task import Validation
 
 _SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
@@ -36,7 +36,7 @@ _SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
 class AutoregressiveTask:
     """For the training loop."""
 
-    def __init__(self, network: Network, data: Data, teaching: Teaching) -> None:
+    def __init__(self, network: Network, data: Data, teaching: LanguageModelLoss) -> None:
         self.network, self.data, self.teaching = network, data, teaching
         self.module = network.module
         self.memory = network if isinstance(network, Recurrent) else None

@@ -14,8 +14,8 @@ from freenergy.core.progress import Silent
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.lm.presets import build, preset
-from freenergy.training.masked_language_model import MaskedLanguageModelTask, hide, train_masked_trunk
 from freenergy.training.settings import Optimisation
+from freenergy.training.tasks.masked import MaskedLanguageModelTask, hide, train_masked_trunk
 
 V, BLOCK = 9, 8
 

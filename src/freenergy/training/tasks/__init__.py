@@ -1,0 +1,1 @@
+"""What the training loop trains: one module per task."""
