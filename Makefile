@@ -4,22 +4,25 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test test-fast test-faults bench bench-quick check format browser clean
+.PHONY: demo test test-laws test-faults bench bench-quick check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
 
+# All tests of a file run in one worker, so that what they share is made once.
 test: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile --durations=10
 
-test-fast: $(READY)
-	$(BIN)/pytest -n 2 -m "not slow and not faults"
+# What you run all the time; fails above LAWS_SECONDS, so that it stays quick.
+LAWS_SECONDS ?= 90
+test-laws: $(READY)
+	FREENERGY_TEST_SECONDS=$(LAWS_SECONDS) $(BIN)/pytest -n 2 --dist loadfile --durations=10 tests/laws
 
-# Some forty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
+# About forty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
 test-faults: $(READY)
-	$(BIN)/pytest -n 2 -vv -m faults
+	$(BIN)/pytest -n 2 --dist loadfile -vv -m faults
 
-# About forty minutes; stopped, it goes on with BENCH=--continue. The last lines say what has become slower.
+# About forty minutes; stopped, it resumes with BENCH=--continue. The last lines report what has become slower.
 bench: $(BENCH_READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py --page docs/performance.md $(BENCH)
 
@@ -38,7 +41,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# What the test of the report looks at the page with; without it that test is skipped.
+# The browser that the tests of pages use; without it they are skipped.
 browser:
 	command -v chromedriver > /dev/null || { apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium chromium-driver; }

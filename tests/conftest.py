@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from itertools import count
 from pathlib import Path
 
@@ -24,6 +25,17 @@ settings.register_profile("nightly", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+STARTED = time.monotonic()
+
+
+def pytest_sessionfinish(session):
+    """Fail a lane that has become slower than its budget (``make test-laws``)."""
+    seconds, budget = time.monotonic() - STARTED, float(os.environ.get("FREENERGY_TEST_SECONDS", "inf"))
+    if seconds > budget and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nthese tests took {seconds:.0f} seconds, more than {budget:.0f}: move slow ones to tests/runs")
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,18 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 
-from freenergy import Continuations, UserError
+from freenergy import Continuations, ResidualModel, UserError
 from freenergy.core.progress import Silent
 from freenergy.text.nbest import rank_file, tables
 from freenergy.text.nbest.nbest import edit_distance
@@ -229,36 +228,21 @@ def test_what_another_model_has_scored_is_not_taken(joint, write, some_lists, tm
     assert not list(tmp_path.glob(".*"))
 
 
-KILLED = """
-import os, signal, sys
-from dataclasses import replace
-sys.path.insert(0, {folder!r})
-import conftest
-from freenergy.text.nbest import rank_file
-
-joint, calls = conftest.small_world(), []
-
-def energy(x):
-    calls.append(x)
-    if len(calls) == {lives}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return conftest.energy(x)
-
-joint.residual = replace(joint.residual, energy=energy)
-rank_file(joint, {lists!r}, out={out!r}, resamples=200)
-"""
-
-
-@pytest.mark.slow
-def test_killed_while_a_list_is_scored(joint, write, some_lists, tmp_path, request):
-    """kill −9 in a process of its own; the next one goes on, and the result has the same bytes."""
+def test_killed_while_a_list_is_scored(joint, write, some_lists, tmp_path, fork):
+    """kill −9 in a process of its own; the next one resumes, and the result has the same bytes."""
     lists, out = write("lists.jsonl", some_lists(6)), tmp_path / "out.jsonl"
-    folder, codes = str(request.path.parent), []
-    for lives in (4, 99):
-        script = KILLED.format(folder=folder, lives=lives, lists=str(lists), out=str(out))
-        done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
-        codes.append(done.returncode)
-    assert codes == [-signal.SIGKILL, 0]
+
+    def act(calls):
+        whole, left = joint.energy, iter(range(calls))
+
+        def energy(x):
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return whole(x)
+
+        rank_file(ResidualModel(joint.base, energy, joint.tokenizer), lists, out=out, **PLAIN)
+
+    assert [fork(partial(act, calls)).wait()[0] for calls in (3, 99)] == [-signal.SIGKILL, 0]
     rank_file(joint, lists, out=tmp_path / "whole.jsonl", **PLAIN)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 

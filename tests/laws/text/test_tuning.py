@@ -28,10 +28,10 @@ def line(seed, coarse):
 
 def places(steps, coarse):
     """Far out too, but not on a step; of few bits where whole numbers are to be exact."""
-    grid = np.tan(np.linspace(-1.57, 1.57, 4001))
+    grid = np.tan(np.linspace(-1.57, 1.57, 1001))
     grid = np.unique(np.round(64 * grid) / 64) if coarse else grid
     grid = np.array([place for place in grid if np.abs(steps - place).min(initial=1.0) > 1e-7])
-    assert len(grid) > 500
+    assert len(grid) > 200
     return grid
 
 
@@ -45,8 +45,7 @@ def slow_total(development, weights):
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_the_staircase_is_the_error_along_the_line(seed, coarse):
     """At many places of the line, all but those that lie on a step."""
     development, (weights, direction) = problem(seed, coarse=coarse), line(seed, coarse)
@@ -58,8 +57,7 @@ def test_the_staircase_is_the_error_along_the_line(seed, coarse):
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_the_step_is_as_good_as_the_best_of_a_grid(seed, coarse):
     development, (weights, direction) = problem(seed, coarse=coarse), line(seed, coarse)
     step = best_step(development, weights, direction)
@@ -108,14 +106,13 @@ def test_the_expected_error_and_its_gradient():
     assert sharp == pytest.approx(slow_total(development, weights), abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_tuning_is_as_good_as_trying_every_direction(seed):
     """Two ratios matter of three weights: a grid over the sphere, against the search."""
     development = problem(seed, D=12)
     found = tune(development, Combination([]), Rng(0))
     weights = np.array(list(found.values()))
-    angles = [(u, v) for u in np.linspace(0, np.pi, 60) for v in np.linspace(0, 2 * np.pi, 120)]
+    angles = [(u, v) for u in np.linspace(0, np.pi, 40) for v in np.linspace(0, 2 * np.pi, 80)]
     sphere = [np.array([np.cos(u), np.sin(u) * np.cos(v), np.sin(u) * np.sin(v)]) for u, v in angles]
     assert development.total(weights) <= min(development.total(direction) for direction in sphere)
     assert weights[0] == 1 or (weights[0] <= 0 and np.abs(weights).max() == 1)
