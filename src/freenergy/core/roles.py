@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -187,6 +187,40 @@ class Target(Generic[M]):
     def within(self, space: SequenceSpace) -> "Target[M]":
         """Return the same target on another space."""
         return replace(self, space=space)
+
+
+@runtime_checkable
+class KernelState(Protocol):
+    """What the next step needs: at least the positions [1, chains]."""
+
+    @property
+    def x(self) -> Continuations: ...  # noqa: D102
+
+
+@runtime_checkable
+class KernelInfo(Protocol):
+    """What one step did: which chains took their proposal, and how many tokens the base has drawn for it."""
+
+    @property
+    def is_accepted(self) -> Bool[Tensor, " chains"]: ...  # noqa: D102
+    @property
+    def base_tokens(self) -> int: ...  # noqa: D102
+
+
+S = TypeVar("S", bound=KernelState)
+
+
+@runtime_checkable
+class Kernel(Protocol[S]):
+    """One step of Markov chains side by side that leaves the target of their one context invariant: P K = P."""
+
+    def init(self, target: Target[Model], x: Continuations) -> S:
+        """Start chains at given positions [1, chains]."""
+        ...
+
+    def step(self, target: Target[Model], state: S, rng: Rng) -> tuple[S, KernelInfo]:
+        """Move every chain once; ``rng`` is this step's own, and chain n draws from candidate n of it."""
+        ...
 
 
 @final

@@ -95,6 +95,7 @@ class Scored:
     def log_weight(self) -> Float[Tensor, "batch num"]:
         """log w: target over proposal, up to a constant."""
         own = -self.energy if self.law == "restricted" else self.log_base - self.log_proposal - self.energy
+        own = own.masked_fill(self.log_proposal == -torch.inf, -torch.inf)  # a given string that q cannot draw
         return own if self.log_ahead is None else own + self.log_ahead
 
     @property

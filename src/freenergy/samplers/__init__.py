@@ -1,16 +1,21 @@
 """x ~ P: samplers of a target."""
 
 from freenergy.samplers.autoregressive import Autoregressive
+from freenergy.samplers.chain import Chain
 from freenergy.samplers.divergence import Divergence, divergence_curve
 from freenergy.samplers.metropolis import Metropolis
 from freenergy.samplers.plain import Plain
+from freenergy.samplers.registry import KERNELS, SAMPLERS, sampler_named
 from freenergy.samplers.rejection import QuasiRejection, Rejection
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import Sampled, Sampler
 from freenergy.samplers.sequential import Sequential
 
 __all__ = [
+    "KERNELS",
+    "SAMPLERS",
     "Autoregressive",
+    "Chain",
     "Divergence",
     "Metropolis",
     "Plain",
@@ -21,4 +26,5 @@ __all__ = [
     "Sampler",
     "Sequential",
     "divergence_curve",
+    "sampler_named",
 ]

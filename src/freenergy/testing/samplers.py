@@ -1,0 +1,168 @@
+"""The contracts of ``Sampler`` and ``Kernel``, by walking every random branch on a space that can be enumerated.
+
+check_sampler:   law of one result = P, or within a stated distance of it
+check_kernel:    Σ_x P(x) K(x, y) = P(y),    K(x, y) = the law of one step from x
+"""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.core.roles import Kernel, Target
+from freenergy.core.sequences import Continuations, Sequences
+from freenergy.models.residual import Residual
+from freenergy.samplers.sampled import Sampled, Sampler
+from freenergy.testing.comparing import assert_close, everything
+from freenergy.testing.enumerating import law
+
+NUM = 6  # results or chains in checks with real random numbers
+
+
+def check_sampler(
+    sampler: Sampler,
+    target: Target[Residual],
+    *,
+    probs: Float[Tensor, " strings"] | None = None,
+    within: float = 1e-12,
+    is_enumerable: bool = True,
+) -> None:
+    """Check every law of ``Sampler`` on one context.
+
+    The law of one result is ``probs`` in the order of ``space.enumerate()`` (P of the target where not given), within a
+    total variation of ``within``; branches that are refused for their budget do not count. ``is_enumerable=False``
+    skips the law, for samplers that need more draws than can be walked.
+    """
+    assert isinstance(sampler, Sampler), f"{type(sampler).__name__} does not play the role of a sampler"
+    if is_enumerable:
+        P = _probs(target) if probs is None else probs
+        tv = float((law_of_sampler(sampler, target) - P).abs().sum() / 2)
+        assert tv <= within, f"the law of a result is {tv:.2e} from its target in total variation, more than {within:g}"
+    found = sampler(target, NUM, Rng(1))
+    _check_results(found, target)
+    _same(found, sampler(target, NUM, Rng(1)), "the same rng gives other results")
+    for other in _other_batch_sizes(sampler):
+        _same(found, other(target, NUM, Rng(1)), f"another batch size gives other results: {other}")
+    two = target.after(Sequences.from_lists(target.contexts.lists() * 2))
+    for bad, num in ((two, 1), (target, 0)):
+        try:
+            sampler(bad, num, Rng(1))
+        except UserError:
+            continue
+        raise AssertionError(f"{num} results of {len(bad)} contexts are not refused")
+
+
+def _other_batch_sizes(settings: Any) -> list[Sampler]:
+    if not (is_dataclass(settings) and "batch_size" in {field.name for field in fields(settings)}):
+        return []
+    return [replace(cast(Any, settings), batch_size=batch_size) for batch_size in (1, 3, 100)]
+
+
+def law_of_sampler(sampler: Sampler, target: Target[Residual]) -> Float[Tensor, " strings"]:
+    """Return the exact law of one result, given that there is one."""
+
+    def run(rng: Rng) -> tuple[int, ...] | None:
+        try:
+            return tuple(sampler(target, 1, rng).x.lists()[0][0])
+        except UserError:
+            return None
+
+    found = _vector(law(run, lambda result: result), target)
+    assert found.sum() > 0, "every branch is refused"
+    return found / found.sum()
+
+
+def check_kernel(
+    kernel: Kernel[Any],
+    target: Target[Residual],
+    *,
+    probs: Float[Tensor, " strings"] | None = None,
+    is_reversible: bool = True,
+    tolerance: float = 1e-12,
+) -> None:
+    """Check every law of ``Kernel`` on one context: P K = P, and chains that keep to themselves.
+
+    P is ``probs`` in the order of ``space.enumerate()``, or that of the target. ``is_reversible`` asks for detailed
+    balance too.
+    """
+    assert isinstance(kernel, Kernel), f"{type(kernel).__name__} does not play the role of a kernel"
+    P = _probs(target) if probs is None else probs
+    K = transition_matrix(kernel, target, P > 0)
+    assert_close(K.sum(1)[P > 0], torch.ones_like(P)[P > 0], tolerance, "each row of K sums to one")
+    assert_close(P @ K, P, tolerance, "the target is invariant, P K = P")
+    if is_reversible:
+        flow = P.unsqueeze(1) * K
+        assert_close(flow, flow.T, tolerance, "detailed balance, P(x) K(x, y) = P(y) K(y, x)")
+    _check_chains(kernel, target, Rng(1).categorical(P.log().expand(NUM, -1)))
+
+
+def transition_matrix(
+    kernel: Kernel[Any], target: Target[Residual], starts: Tensor | None = None
+) -> Float[Tensor, "strings strings"]:
+    """Return K, row by row; rows outside of ``starts`` stay zero."""
+    x = everything(target.contexts.lists(), target.space)
+    K = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
+    for i in range(x.shape[1]) if starts is None else starts.nonzero().flatten().tolist():
+        state = kernel.init(target, x.candidates(torch.tensor([i])))
+        assert state.x.lists()[0] == [x.lists()[0][i]], "init does not keep the position"
+
+        def step(rng: Rng, state: Any = state) -> tuple[int, ...]:
+            return tuple(kernel.step(target, state, rng)[0].x.lists()[0][0])
+
+        K[i] = _vector(law(step, lambda string: string), target)
+    return K
+
+
+def _check_chains(kernel: Kernel[Any], target: Target[Residual], places: Tensor) -> None:
+    """Chain n draws from candidate n of the stream, whatever chains are around it; who stays is reported."""
+    x = everything(target.contexts.lists(), target.space).candidates(places)
+    before = kernel.init(target, x)
+    assert before.x.lists() == x.lists(), "init does not keep the positions"
+    for t in range(5):
+        rng = Rng(3).child("step", t)
+        after, info = kernel.step(target, before, rng)
+        strings, old = after.x.lists()[0], before.x.lists()[0]
+        assert len(info.is_accepted) == len(strings) == NUM, "a step reports and keeps every chain"
+        assert info.base_tokens >= 0, "a cost is not negative"
+        assert all(new == was for new, was, ok in zip(strings, old, info.is_accepted, strict=True) if not ok), (
+            "a chain that did not accept has moved"
+        )
+        for n in range(NUM):
+            alone = kernel.init(target, _one(before.x, n))
+            own = kernel.step(target, alone, rng.shift(candidates=n))[0].x.lists()[0]
+            assert own == [strings[n]], f"chain {n} moves otherwise when it is alone: chains must own their randomness"
+        before = after
+
+
+def _one(x: Continuations, n: int) -> Continuations:
+    return x.candidates(torch.tensor([n]))
+
+
+def _check_results(found: Sampled, target: Target[Residual]) -> None:
+    assert found.x.shape == (1, NUM), f"{NUM} results of one context have shape {found.x.shape}"
+    again = target.model.scored(found.x, allow_inf=True)
+    assert_close(found.log_base, again.log_base, 1e-9, "log_base is that of the results")
+    assert_close(found.energy, again.energy, 1e-9, "energy is that of the results")
+    assert found.distance is None or 0 <= found.distance <= 1, f"a distance of {found.distance}"
+    assert found.base_tokens >= 0, "a cost is not negative"
+
+
+def _same(found: Sampled, other: Sampled, otherwise: str) -> None:
+    assert found.x.lists() == other.x.lists(), otherwise
+    assert torch.equal(found.energy, other.energy), otherwise
+
+
+def _probs(target: Target[Residual]) -> Float[Tensor, " strings"]:
+    """P(x | c) of every string, by the sum over all of them."""
+    with torch.no_grad():
+        return target.model.log_score(everything(target.contexts.lists(), target.space))[0].double().cpu().softmax(0)
+
+
+def _vector(found: dict[Any, float], target: Target[Residual]) -> Float[Tensor, " strings"]:
+    names = [tuple(string) for string in target.space.enumerate().lists()]
+    assert set(found) - {None} <= set(names), "a result lies outside of the space"
+    return torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float64)
