@@ -42,10 +42,10 @@ def build_energy(
     def train_masked_trunk(trunk: MaskedTrunk) -> "PreTrainedModel":
         """Train a network that fills masks, and keep it: it can infill negatives for another run."""
         from freenergy.lm.checkpoints import save_checkpoint
-        from freenergy.training import masked_language_model
+        from freenergy.training.tasks import masked
 
         place = folder / "training"
-        model = masked_language_model.train_masked_trunk(trunk, material.corpus, training.masked, place, rng, progress)
+        model = masked.train_masked_trunk(trunk, material.corpus, training.masked, place, rng, progress)
         if Ranks.found().is_first:
             save_checkpoint(model, folder / "model", eos=material.base.eos)
         return model
