@@ -20,7 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from freenergy import load_recipe, run
 from freenergy.apps.cost_model import Cost, cost_of
 from freenergy.apps.cost_model.planning import Known
-from freenergy.recipes.load import Recipe, make_recipe
+from freenergy.recipes.families.residual import ResidualRecipe
+from freenergy.recipes.load import make_recipe
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"preset": "tiny", "vocab": 512, "prefix": 24, "continuation": 8, "windows": 40, "n": 16},
@@ -64,7 +65,7 @@ def main() -> None:
         chosen.out.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
 
 
-def recipe_of(size: dict[str, Any]) -> Recipe:
+def recipe_of(size: dict[str, Any]) -> ResidualRecipe:
     """All stages with networks: a base from scratch, a product of three energies, all of an evaluation."""
     table = load_recipe("demo").to_json()
     table["corpus"] |= {"prefix": size["prefix"], "continuation": size["continuation"]} | size.get("corpus", {})
@@ -84,10 +85,10 @@ def recipe_of(size: dict[str, Any]) -> Recipe:
     table["evaluation"] |= {
         "windows": 24, "candidates": size["n"], "certified_windows": 8, "position_windows": 1, "position_draws": 4,
     }  # fmt: skip
-    return make_recipe(table)
+    return make_recipe(table)  # type: ignore[return-value]
 
 
-def compared(name: str, recipe: Recipe) -> list[dict[str, Any]]:
+def compared(name: str, recipe: ResidualRecipe) -> list[dict[str, Any]]:
     """One row a stage."""
     predicted, rows = cost_of(recipe, Known()), []
     with tempfile.TemporaryDirectory() as folder:

@@ -221,7 +221,7 @@ class TestInTheHarness:
             FreenergyLM()
         with pytest.raises(UserError, match="unknown model_args pretrained"):
             FreenergyLM(run="here", pretrained="gpt2")
-        with pytest.raises(UserError, match="is no run"):
+        with pytest.raises(UserError, match="is not a run"):
             FreenergyLM(run="nowhere")
 
     @pytest.mark.parametrize("bad", [{"n": "many"}, {"length": 1.5}, {"seed": "x"}, {"n": True}, {"base": "no"}])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from freenergy import ResidualModel, UserError, load
 from freenergy.models.residual import no_energy
-from freenergy.recipes import Run
+from freenergy.recipes import load_run
 from freenergy.web.settings import Limits
 from freenergy.web.watching import EVENNESS
 
@@ -459,7 +459,7 @@ def test_the_pictures_of_the_docs(see, joint, tmp_path):
     folder, fragment, known = DOCS if IS_FOR_DOCS else tmp_path, "#prefix=You%20may&candidates=128&seed=2", {}
     if RUN is not None:
         fragment = f"#prefix={quote('The song received positive reviews from critics , who praised')}&candidates=128"
-        joint, known = load(RUN), {"name": Run.open(RUN).recipe.name, "folder": Path(RUN)}
+        joint, known = load(RUN), {"name": load_run(RUN).recipe.name, "folder": Path(RUN)}
     folder.mkdir(exist_ok=True)
     with served(joint, **known) as (where, _):
         for name, (width, height), scheme, place in VIEWS:

@@ -24,10 +24,14 @@ def cost(
     """Say what a run will cost: tokens, operations, bytes, and hours on devices of a kind."""
     from freenergy.apps.cost_model import Devices, Known, cost_of
     from freenergy.cli.show.costs import show_costs
+    from freenergy.core.errors import UserError
+    from freenergy.recipes.families.residual import ResidualRecipe
     from freenergy.recipes.load import load_recipe
 
     kind = Devices(count=devices, peak=peak, utilisation=utilisation, bandwidth=bandwidth)
     loaded = load_recipe(recipe, changes or [])
+    if not isinstance(loaded, ResidualRecipe):
+        raise UserError(f"the recipe {loaded.name} is not of the family residual, the only one whose cost is known")
     found = cost_of(loaded, Known(vocab_size=vocab_size, train_windows=windows, ranks=devices))
     hours = {stage: kind.hours(each) for stage, each in found.items()}
     if as_json:

@@ -61,11 +61,11 @@ def run(
 
 def _page(folder: Path, bars: "Bars") -> Path | None:
     """The report of a finished run, where what draws it is installed."""
-    from freenergy.recipes import Run
+    from freenergy.recipes import load_run
     from freenergy.report import can_draw, write_report
 
     if can_draw():
-        return write_report(Run.open(folder), bars)
+        return write_report(load_run(folder), bars)
     bars.say(f"for a page with figures: pip install 'freenergy[report]', then freenergy report {folder}")
     return None
 
@@ -107,11 +107,11 @@ def report(
 ) -> None:
     """Write one page with the tables, figures and examples of a run."""
     from freenergy.cli.show import Bars
-    from freenergy.recipes import Run
+    from freenergy.recipes import load_run
     from freenergy.report import write_report
 
     with Bars() as bars:
-        path = write_report(Run.open(run_folder), bars)
+        path = write_report(load_run(run_folder), bars)
     if as_json:
         print_json({"report": str(path)})
     else:
@@ -124,11 +124,11 @@ def verify(
 ) -> None:
     """Verify the checksum of every file that the stages of a run wrote."""
     from freenergy.cli.show import Bars
-    from freenergy.recipes import Run
+    from freenergy.recipes import load_run
     from freenergy.recipes import verify as compare
 
     with Bars() as bars:
-        found = compare(Run.open(run_folder).folder, bars)
+        found = compare(load_run(run_folder).folder, bars)
     if found.damaged:
         others = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         sentence = (
@@ -150,10 +150,10 @@ def cite(
     as_json: AsJson = False,
 ) -> None:
     """Print the references of the methods that a run has used, as BibTeX."""
-    from freenergy.recipes import Run
+    from freenergy.recipes import load_run
     from freenergy.report import cite as references
 
-    found = references(Run.open(run_folder))
+    found = references(load_run(run_folder))
     if as_json:
         print_json({"bibtex": found})
     else:

@@ -1,22 +1,22 @@
-"""What is wrong with a recipe, in one sentence: from the checker's complaints to words for a person."""
+"""What is wrong with a recipe, in one sentence: from the messages of pydantic to words for a person."""
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, final
 
-_UNIONS = ("tokenizer", "base", "energy", "objective")
+from freenergy.recipes.sections import SectionField, kind_of
 
 
 @final
-class Complaints:
+class ErrorMessages:
     """Knows the sections that a recipe may have, to tell their names from keys and to guess what was meant."""
 
-    def __init__(self, sections: Sequence[type]) -> None:
-        by_name = {section.__name__: fields(section) for section in sections}
-        self.classes = {name: each.default for name, own in by_name.items() for each in own if each.name == "kind"}
+    def __init__(self, sections: Mapping[type, Sequence[SectionField]]) -> None:
+        self.classes = {section.__name__: kind for section in sections if (kind := kind_of(section))}
         self.kinds = set(self.classes.values())
-        self.keys = sorted({each.name for own in by_name.values() for each in own})
+        known = [each for own in sections.values() for each in own]
+        self.keys = sorted({each.name for each in known})
+        self.unions = {each.name for each in known if each.kinds}
 
     def sentence(self, errors: Sequence[Mapping[str, Any]], origin: str, table: Mapping[str, Any]) -> str:
         """The first complaint of pydantic, as one sentence with the path of the key."""
@@ -50,12 +50,12 @@ class Complaints:
                 kind = table.get("kind")
                 if isinstance(kind, str) and kind in self.kinds and kind != self.classes[str(part)]:
                     return False
-            elif isinstance(table, dict | list) and not self._is_kind("base", part):
+            elif isinstance(table, dict | list) and part not in self.kinds:
                 table = table[part] if part in table or isinstance(part, int) else None  # type: ignore[index]
         return True
 
     def _is_kind(self, last: str | int, part: str | int) -> bool:
-        return part in self.classes or (part in self.kinds and (last in _UNIONS or isinstance(last, int)))
+        return part in self.classes or (part in self.kinds and (last in self.unions or isinstance(last, int)))
 
     def _near(self, key: str) -> str:
         # a key of another section is no help under its own name

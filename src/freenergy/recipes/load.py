@@ -7,128 +7,28 @@ wrong types are refused here with their path, and everything below works on chec
 import json
 import runpy
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, final
+from typing import Any, final
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from freenergy.apps.images.settings import ImageSubject
-from freenergy.apps.translation.settings import TranslationSubject
 from freenergy.core.errors import UserError
-from freenergy.core.rng import Rng
-from freenergy.corpus.resources import RESOURCES
-from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
-from freenergy.energies.registry import ENERGIES, AnyEnergy, settings_class
-from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
-from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
-from freenergy.objectives import EARM, BinaryNCE, RankingNCE
-from freenergy.recipes.errors import Complaints
+from freenergy.core.files import read_json
+from freenergy.core.workers.local import InProcess
+from freenergy.core.workers.protocol import WorkerPool
+from freenergy.recipes.errors import ErrorMessages
 from freenergy.recipes.experiment.plan import Experiment
-from freenergy.recipes.experiment.settings import Base, Continued, LanguageSubject, Row, Study
-from freenergy.training.baselines.settings import (
-    BalmBaseline,
-    BaselineSettings,
-    LocalBaseline,
-    LongerBaseline,
-    RalmBaseline,
-    check_baselines,
-)
-from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
-from freenergy.training.settings import PRESETS, EnergyTraining, Optimisation, TrainedBase
+from freenergy.recipes.families import DEFAULT, family_class
+from freenergy.recipes.sections import all_sections, with_kinds
+from freenergy.runs.run import RECIPE, Recipe, Run
+from freenergy.training.settings import PRESETS
 
 RECIPES = Path(__file__).parent
 EXPERIMENTS = RECIPES / "experiments"
-_LONGEST_NAME, _LONGEST_PATH = 100, 1000
-_DEFAULT_KINDS = {"tokenizer": "bpe", "base": "train"}
-T = TypeVar("T")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSettings:
-    """What is measured and shown at the end of a run."""
-
-    split: Literal["train", "validation", "test"] = "test"
-    windows: int = 400
-    samples: int = 3  # continuations shown, each of another held-out prefix
-    candidates: int = 256  # n of the certificate, the true continuation among them
-    certified_windows: int = 100  # on which the residual model is measured
-    position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
-    position_draws: int = 32  # completions at each place
-
-    def __post_init__(self) -> None:
-        if self.windows < 1 or self.samples < 0:
-            raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
-        if self.candidates < 3 or self.certified_windows < 1:
-            raise UserError(
-                f"candidates is {self.candidates} and certified_windows {self.certified_windows}: set them to at least "
-                "3 and 1, since the upper estimate of log Z is undefined with fewer than two draws beside the true text"
-            )
-        if self.position_windows < 0 or self.position_draws < 2:
-            raise UserError(
-                f"position_windows is {self.position_windows} and position_draws {self.position_draws}: set them to at "
-                "least 0 and 2"
-            )
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """A whole run. The seed decides every random choice in it."""
-
-    name: str
-    about: str = ""
-    seed: int = 0
-    corpus: CorpusSettings
-    tokenizer: Annotated[BytePairTokenizer | WordTokenizer | PretrainedTokenizer, Field(discriminator="kind")] = field(
-        default_factory=BytePairTokenizer
-    )
-    base: Annotated[TrainedBase | NgramBase | PretrainedBase | RemoteBase, Field(discriminator="kind")] = field(
-        default_factory=TrainedBase
-    )
-    negatives: NegativeSettings = field(default_factory=NegativeSettings)
-    energy: Annotated[AnyEnergy, Field(discriminator="kind")] | None = None  # none: the base alone is measured
-    training: EnergyTraining = field(default_factory=EnergyTraining)
-    baselines: tuple[Annotated[BaselineSettings, Field(discriminator="kind")], ...] = ()  # what it is measured against
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-
-    def __post_init__(self) -> None:
-        Rng(self.seed)  # refuses a bad one
-        check_baselines(self.baselines)
-        if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) & set("/\\\0") or self.name in (".", ".."):
-            raise UserError(f"name is {self.name[:40]!r}: take up to {_LONGEST_NAME} characters without slashes")
-        if self.corpus.source in RESOURCES:
-            has_test = "test" in RESOURCES[self.corpus.source].splits or RESOURCES[self.corpus.source].kind != "text"
-        else:
-            has_test = self.corpus.test_share > 0 if self.corpus.source else bool(self.corpus.test)
-        if self.evaluation.split == "test" and not has_test:
-            raise UserError(
-                'the corpus has no test text: set evaluation.split = "validation", or give corpus.test or test_share'
-            )
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-like values."""
-        return asdict(self)
-
-
-_TEACHING: tuple[type, ...] = (
-    CorpusSettings, BytePairTokenizer, WordTokenizer, PretrainedTokenizer, Optimisation, EARM, ScheduledSampling,
-)  # fmt: skip
-_SECTIONS: tuple[type, ...] = (
-    Recipe, *_TEACHING, TrainedBase, NgramBase, PretrainedBase, RemoteBase, EvaluationSettings, NegativeSettings,
-    BaseNegatives, InfilledNegatives, LearnedNegatives, *map(settings_class, ENERGIES), EnergyTraining, BinaryNCE,
-    RankingNCE, LongerBaseline, BalmBaseline, RalmBaseline, LocalBaseline,
-)  # fmt: skip
-_OF_EXPERIMENTS: tuple[type, ...] = (
-    Experiment, *_TEACHING, LanguageModelLoss, Base, Continued, Row, Study, LanguageSubject, TranslationSubject,
-    ImageSubject,
-)  # fmt: skip
-for _section in {*_SECTIONS, *_OF_EXPERIMENTS}:
-    with_config(ConfigDict(extra="forbid", strict=True))(_section)
-_ADAPTER, _COMPLAINTS = TypeAdapter(Recipe), Complaints(_SECTIONS)
-_EXPERIMENT, _OBJECTIONS = TypeAdapter(Experiment), Complaints(_OF_EXPERIMENTS)
+_LONGEST_PATH, _IN_PROCESS = 1000, InProcess()
 
 
 def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -146,17 +46,21 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
 
 
 def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
-    """Check a table of settings."""
-    table = _with_presets(dict(table))
-    for section, kind in _DEFAULT_KINDS.items():
-        if isinstance(table.get(section), dict):
-            table[section] = {"kind": kind, **table[section]}
-    energy = table.get("energy")
-    parts = energy.get("parts") if isinstance(energy, dict) else None
-    for i, part in enumerate(parts if isinstance(parts, list | tuple) else ()):
-        if isinstance(part, dict) and "kind" not in part:
-            raise UserError(f'{origin}: energy.parts.{i} has no kind; say which energy it is, such as "ngram"')
-    return _checked(_ADAPTER.validate_json, _COMPLAINTS, table, origin)
+    """Check a table of settings; returns a recipe of the family that it names."""
+    try:
+        family = family_class(table.get("family", DEFAULT))
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+    found: Recipe = _checker(family).checked(table, origin)  # type: ignore[arg-type] # classes are hashable
+    return found
+
+
+def load_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[Any]:
+    """Returns the run in a folder that ``freenergy run`` has made."""
+    path = Path(folder) / RECIPE
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run: give the folder that `freenergy run` made (it has a {RECIPE})")
+    return Run(Path(folder), make_recipe(read_json(path), origin=str(path)), workers)
 
 
 def load_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
@@ -173,24 +77,48 @@ def load_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
 
 def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
     """Check a table of settings; a variant is the subject with some keys changed."""
-    table = _with_presets(dict(table))
+    table = dict(table)
     subject, variants = table.get("subject"), table.get("variants", {})
     if not isinstance(subject, dict) or "kind" not in subject:
         raise UserError(f"{origin}: subject.kind is missing; choose one of 'language', 'translation', 'images'")
-    if isinstance(subject.get("tokenizer"), dict):
-        subject = subject | {"tokenizer": {"kind": _DEFAULT_KINDS["tokenizer"], **subject["tokenizer"]}}
     if not isinstance(variants, dict) or not all(isinstance(keys, dict) for keys in variants.values()):
         raise UserError(f"{origin}: variants must be sections, as in [variants.NAME], with keys of the subject")
+    subject = with_kinds({"subject": subject}, Experiment)["subject"]
     table |= {"subject": subject, "variants": {variant: subject | keys for variant, keys in variants.items()}}
-    return _checked(_EXPERIMENT.validate_json, _OBJECTIONS, table, origin)
+    found: Experiment = _checker(Experiment).checked(table, origin)
+    return found
 
 
-def _checked(validate: Callable[[str], T], complaints: Complaints, table: dict[str, Any], origin: str) -> T:
-    try:
-        # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
-        return validate(json.dumps(table, default=str))
-    except ValidationError as error:
-        raise UserError(complaints.sentence(error.errors(), origin, table)) from None
+@final
+@dataclass(frozen=True, slots=True)
+class _Checker:
+    """Makes a dataclass of a table, or says in one sentence why not."""
+
+    root: type
+    validate: Callable[[str], Any]
+    messages: ErrorMessages
+
+    def checked(self, table: Mapping[str, Any], origin: str) -> Any:
+        """Unknown keys and wrong types are refused with their path."""
+        table = _with_presets(dict(table))
+        try:
+            table = with_kinds(table, self.root)
+            # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
+            return self.validate(json.dumps(table, default=str))
+        except ValidationError as error:
+            raise UserError(self.messages.sentence(error.errors(), origin, table)) from None
+        except UserError as error:
+            raise UserError(f"{origin}: {error}") from None
+
+
+@cache
+def _checker(root: Hashable) -> _Checker:
+    """Returns the checker of a dataclass, whose sections are made strict once."""
+    assert isinstance(root, type)
+    sections = all_sections(root)
+    for section in sections:
+        with_config(ConfigDict(extra="forbid", strict=True))(section)
+    return _Checker(root, TypeAdapter(root).validate_json, ErrorMessages(sections))
 
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
 from freenergy.lm.load import open_base
+from freenergy.recipes.load import load_run
 from freenergy.recipes.stages.energy import MODEL
-from freenergy.runs.run import Run
 from freenergy.text.model import RECORD as JOINT
 from freenergy.text.model import ResidualModel
 
@@ -25,7 +25,7 @@ def load(folder: str | Path) -> ResidualModel:
     """The residual model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
     if (Path(folder) / JOINT).is_file():
         return ResidualModel.from_pretrained(folder)
-    run = Run.open(folder)
+    run = load_run(folder)
     if run.recipe.energy is None:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
     run.finished("base")
@@ -38,7 +38,7 @@ def load(folder: str | Path) -> ResidualModel:
 
 def load_base(folder: str | Path) -> Base:
     """The language model of a run, with its tokenizer."""
-    run = Run.open(folder)
+    run = load_run(folder)
     run.finished("base")
     tokenizer = Corpus.open(run.stage("corpus")).tokenizer
     return Base(open_base(run.stage("base"), tokenizer), tokenizer)

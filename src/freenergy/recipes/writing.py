@@ -13,8 +13,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.lm.stepping import check_fits
 from freenergy.models.residual import no_energy
+from freenergy.recipes.load import load_run
 from freenergy.recipes.open_run import load, load_base
-from freenergy.runs.run import Run
 from freenergy.text.model import RECORD, ResidualModel
 from freenergy.text.texts import Texts
 from freenergy.text.write import OnChunk, Writing, stream
@@ -77,7 +77,7 @@ class Task:
 
 def open_writer(folder: str | Path) -> ResidualModel:
     """The joint model of a run or of a saved folder; a run without an energy gives its base with E = 0."""
-    if (Path(folder) / RECORD).is_file() or Run.open(folder).recipe.energy is not None:
+    if (Path(folder) / RECORD).is_file() or load_run(folder).recipe.energy is not None:
         return load(folder)
     lm, tokenizer = load_base(folder)
     return ResidualModel(lm, no_energy, tokenizer)
@@ -92,7 +92,7 @@ def _mark(folder: Path) -> Any:
     """What names the model: the keys of the stages that made it, or its files."""
     if (folder / RECORD).is_file():
         return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-    run = Run.open(folder)
+    run = load_run(folder)
     return [run.finished(name)["key"] for name in ("base", "energy") if name == "base" or run.recipe.energy is not None]
 
 

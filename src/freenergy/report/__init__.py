@@ -11,7 +11,7 @@ from pathlib import Path
 from freenergy.core.errors import UserError
 from freenergy.core.files import write_text
 from freenergy.core.progress import Progress
-from freenergy.recipes import Run
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.report.citations import cite
 
 __all__ = ["can_draw", "cite", "look", "write_report"]
@@ -29,7 +29,7 @@ def look() -> str:
     return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 
-def write_report(run: Run, progress: Progress) -> Path:
+def write_report(run: ResidualRun, progress: Progress) -> Path:
     """Draw the figures of a finished run and write its page; gives the page's path."""
     try:
         from freenergy.report.figures import draw

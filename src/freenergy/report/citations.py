@@ -3,8 +3,7 @@
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, RankingNCE
-from freenergy.recipes import Run
-from freenergy.recipes.load import Recipe
+from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
 
 _ENTRIES = {
     "deng2020residual": """@inproceedings{deng2020residual,
@@ -78,12 +77,12 @@ _ENTRIES = {
 }
 
 
-def cite(run: Run) -> str:
+def cite(run: ResidualRun) -> str:
     """BibTeX of the methods that the run has used."""
     return "\n\n".join(_ENTRIES[key] for key in methods(run.recipe)) + "\n"
 
 
-def methods(recipe: Recipe) -> dict[str, str]:
+def methods(recipe: ResidualRecipe) -> dict[str, str]:
     """Return the key of each paper to cite, and what of it is used."""
     used: dict[str, str] = {}
     if isinstance(recipe.base, NgramBase):

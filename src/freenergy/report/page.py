@@ -14,9 +14,8 @@ from markupsafe import Markup
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
-from freenergy.recipes import Run
-from freenergy.recipes import stages as stages_of
-from freenergy.recipes.load import Recipe, load_recipe, recipes
+from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.recipes.load import load_recipe, recipes
 from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
 from freenergy.report import look, tables
 from freenergy.report.citations import cite, methods
@@ -31,7 +30,7 @@ PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it by def
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
 
-def read_evaluation(run: Run) -> dict[str, Any]:
+def read_evaluation(run: ResidualRun) -> dict[str, Any]:
     """Return what the run has measured, or a sentence that says why there is nothing to report."""
     run.finished("evaluation")
     path = run.stage("evaluation") / SUMMARY
@@ -40,11 +39,11 @@ def read_evaluation(run: Run) -> dict[str, Any]:
     return read_summary(run, path.parent)
 
 
-def page(run: Run, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
+def page(run: ResidualRun, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
     """Return the HTML of a run's report."""
     environment = templates()
     environment.filters["playground"] = _in_playground
-    records = {stage.name: run.finished(stage.name) for stage in stages_of(run.recipe)}
+    records = {stage.name: run.finished(stage.name) for stage in run.recipe.stages()}
     joint, text = evaluation.get("joint"), evaluation.get("text")
     return environment.get_template("report.html.j2").render(
         name=run.recipe.name,
@@ -129,14 +128,14 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:].rstrip(".") + "."
 
 
-def energies(recipe: Recipe) -> list[tuple[str, str]]:
+def energies(recipe: ResidualRecipe) -> list[tuple[str, str]]:
     """Kind and description of each energy."""
     if recipe.energy is None:
         return []
     return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in recipe.energy.split()]
 
 
-def commands(recipe: Recipe) -> list[str]:
+def commands(recipe: ResidualRecipe) -> list[str]:
     """Return what to type to get the same numbers elsewhere."""
     is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
     folder = _folder(recipe)
@@ -144,7 +143,7 @@ def commands(recipe: Recipe) -> list[str]:
     return [first, f"freenergy evaluate {quote(folder)} --json", f"freenergy report {quote(folder)}"]
 
 
-def _folder(recipe: Recipe) -> str:
+def _folder(recipe: ResidualRecipe) -> str:
     """Return where such a run is, by default."""
     return f"runs/{recipe.name}"
 

@@ -141,7 +141,7 @@ def test_bad_questions(tiny, tmp_path):
     refused("compared with itself", making=Making(candidates=4))
     refused("real text after a prefix has 5 tokens", making=Making(a="base", length=6))
     refused("do not overlap", settings=StudySettings(prefixes=5000))
-    refused("is no run", b=tmp_path / "none")
+    refused("is not a run", b=tmp_path / "none")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     refused("something else", out="full")

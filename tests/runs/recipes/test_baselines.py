@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import freenergy
-from freenergy import Corpus, HuggingFaceLM, Run, UserError, load_recipe, run
+from freenergy import Corpus, HuggingFaceLM, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import open_base
+from freenergy.recipes import load_run
 from freenergy.recipes.stages.baselines import baseline_records, open_baselines
 from freenergy.testing.runs import tiny_run
 from freenergy.training.baselines.residual import ResidualLM
@@ -68,7 +69,7 @@ def held_out(folder):
 def test_every_kind_learns_and_is_opened_again(done):
     folder, results = done
     assert [result.name for result in results] == ["corpus", "base", "baselines"]
-    this, (corpus, x) = Run.open(folder), held_out(folder)
+    this, (corpus, x) = load_run(folder), held_out(folder)
     base = open_base(folder / "base", corpus.tokenizer)
     models = open_baselines(this, corpus)
     assert list(models) == NAMES
@@ -85,7 +86,7 @@ def test_every_kind_learns_and_is_opened_again(done):
 
 def test_records_say_what_it_has_cost(done):
     folder, results = done
-    records = baseline_records(Run.open(folder))
+    records = baseline_records(load_run(folder))
     assert records == results[-1].summary
     base = results[1].summary["parameters"]
     assert records["longer"]["parameters"] == base
@@ -106,7 +107,7 @@ def test_records_say_what_it_has_cost(done):
 
 def test_nothing_is_done_twice_and_other_stages_keep_their_keys(done):
     folder, _ = done
-    this = Run.open(folder)
+    this = load_run(folder)
     again = list(run(this.recipe, folder, stage="baselines"))
     assert all(result.was_cached for result in again)
     table = this.recipe.to_json() | {"baselines": []}
@@ -120,7 +121,7 @@ def test_a_base_of_counts_has_a_local_counterpart(write_recipe, tmp_path):
     list(run(load_recipe(str(path)), tmp_path / "out", stage="baselines"))
     corpus, x = held_out(tmp_path / "out")
     base = open_base(tmp_path / "out" / "base", corpus.tokenizer)
-    local = open_baselines(Run.open(tmp_path / "out"), corpus)["local"]
+    local = open_baselines(load_run(tmp_path / "out"), corpus)["local"]
     assert local.log_prob(x).mean() > base.log_prob(x).mean() + 0.05
     for baseline in ('{kind="longer"}', '{kind="ralm"}', '{kind="local", features="probe"}', '{kind="balm"}'):
         with pytest.raises(UserError, match="needs the base's network, and a base of kind 'ngram' has none"):

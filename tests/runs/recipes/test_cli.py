@@ -155,7 +155,7 @@ def test_bad_checkpoints(call, recipe, tmp_path):
 
 def test_bad_runs_and_prefixes(call, done, tmp_path):
     done = shutil.copytree(done[0], tmp_path / "copy")
-    refused(call("sample", tmp_path / "nothing"), "is no run")
+    refused(call("sample", tmp_path / "nothing"), "is not a run")
     refused(call("sample", done, "--prefix", "word " * 500), "do not fit the model's context of 256 tokens")
     refused(call("sample", done, "--num", 0), "num is 0")
     refused(call("sample", done, "--length", 0), "at least one token")

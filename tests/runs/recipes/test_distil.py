@@ -146,7 +146,7 @@ def test_where_no_step_is_nearer_it_is_the_base_and_says_so(finished, tmp_path):
 
 
 def test_bad_input_is_one_sentence(finished, write_recipe, tmp_path):
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         distil(tmp_path / "nothing", SHORT, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")

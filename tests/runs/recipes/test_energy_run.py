@@ -88,7 +88,7 @@ def test_the_joint_model_of_a_run(done, tmp_path):
 
 def test_nothing_is_done_twice(done):
     folder, results = done
-    again = list(run(freenergy.Run.open(folder).recipe, folder))
+    again = list(run(freenergy.load_run(folder).recipe, folder))
     assert all(result.was_cached for result in again)
     assert [result.summary for result in again] == [result.summary for result in results]
 
@@ -141,7 +141,7 @@ def test_negatives_of_another_model_are_refused(done, recipe, tmp_path):
     from freenergy.noise.store import Identity, NegativeStore
     from freenergy.recipes.stages.negatives import stored_identity
 
-    this = freenergy.Run.open(folder)
+    this = freenergy.load_run(folder)
     corpus = freenergy.Corpus.open(folder / "corpus")
     right = stored_identity(this, corpus, "train")
     NegativeStore.open(folder / "negatives/train", right)
@@ -242,7 +242,7 @@ def test_linear_parts_are_done_together_or_not_at_all(done, tmp_path):
     shutil.rmtree(energy / "part-1")
     shutil.rmtree(energy / "part-2")
     shutil.rmtree(energy / "training-2")
-    redone = list(run(freenergy.Run.open(again).recipe, again))
+    redone = list(run(freenergy.load_run(again).recipe, again))
     assert [result.was_cached for result in redone] == [True, True, True, False, True, True]
     assert redone[3].summary == results[3].summary
     for part in range(3):
@@ -257,7 +257,7 @@ def test_a_saved_part_that_is_missing_costs_nothing(done, tmp_path):
     parts = [{"kind": "saved", "path": str(tmp_path / "gone")}, {"kind": "ngram"}]
     for path, words in ((tmp_path / "gone", "there is no energy in"), (again / "energy/part-0", "lies in the folder")):
         parts[0]["path"] = str(path)
-        table = freenergy.Run.open(again).recipe.to_json() | {"energy": {"kind": "product", "parts": parts}}
+        table = freenergy.load_run(again).recipe.to_json() | {"energy": {"kind": "product", "parts": parts}}
         with pytest.raises(UserError, match=words):
             list(run(make_recipe(table), again))
     load(again)
@@ -267,7 +267,7 @@ def test_an_energy_of_an_older_base_is_not_loaded(done, tmp_path):
     folder, _ = done
     again = tmp_path / "again"
     shutil.copytree(folder, again)
-    table = freenergy.Run.open(again).recipe.to_json()
+    table = freenergy.load_run(again).recipe.to_json()
     table["base"]["optimisation"]["steps"] = 3
     list(run(make_recipe(table), again, stage="base"))
     with pytest.raises(UserError, match="base has changed since negatives was made"):

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
-from freenergy import Run, UserError, write_report
+from freenergy import UserError, write_report
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Silent
+from freenergy.recipes import load_run
 from freenergy.recipes.stages.evaluate import Question, evaluate
 
 
@@ -164,7 +165,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(copy, call, tmp_path, opti
 
 
 def test_a_run_without_an_energy_is_told_what_to_do(copy, call):
-    table = Run.open(copy).recipe.to_json() | {"energy": None}
+    table = load_run(copy).recipe.to_json() | {"energy": None}
     write_json(copy / "recipe.json", table)
     status, out, err = call("evaluate", copy)
     assert (status, out) == (2, "")
@@ -173,7 +174,7 @@ def test_a_run_without_an_energy_is_told_what_to_do(copy, call):
 
 
 def test_baselines_that_are_not_there_are_told(copy):
-    write_json(copy / "recipe.json", Run.open(copy).recipe.to_json() | {"baselines": []})
+    write_json(copy / "recipe.json", load_run(copy).recipe.to_json() | {"baselines": []})
     with pytest.raises(UserError, match="has no baselines: leave --baselines out"):
         evaluate(copy, Question(baselines=True))
 
@@ -198,12 +199,12 @@ def test_an_evaluation_that_is_missing_is_done(copy, done):
 @pytest.mark.slow
 def test_numbers_of_other_settings_are_not_shown(copy):
     """A recipe that was changed and run up to a stage in between: the old evaluation is not the recipe's."""
-    assert write_report(Run.open(copy), Silent()).is_file()
+    assert write_report(load_run(copy), Silent()).is_file()
     recipe = read_json(copy / "recipe.json")
     recipe["evaluation"]["windows"] = 2
     write_json(copy / "recipe.json", recipe)
     with pytest.raises(UserError, match="measured with other settings"):
-        write_report(Run.open(copy), Silent())
+        write_report(load_run(copy), Silent())
     assert evaluate(copy)["windows"] == 2
 
 

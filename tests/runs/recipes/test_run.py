@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 
-from freenergy import Rng, Run, Sequences, SequenceSpace, UserError, load_base, load_recipe, run
+from freenergy import Rng, Sequences, SequenceSpace, UserError, load_base, load_recipe, run
 from freenergy.core.files import file_hash
 from freenergy.core.progress import Silent
 from freenergy.corpus.resources import ResourceUnavailable
+from freenergy.recipes import load_run
 
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 
@@ -51,7 +52,7 @@ def test_a_run_can_be_opened_and_written_with(recipe, tmp_path):
     contexts = Sequences.from_lists([tokenizer.encode("def main")])
     draws = [lm.sample(contexts, 2, space, Rng(3)).x.tokens for _ in range(2)]
     assert torch.equal(*draws)
-    assert Run.open(tmp_path / "out").recipe == load_recipe(str(recipe), CHANGES)
+    assert load_run(tmp_path / "out").recipe == load_recipe(str(recipe), CHANGES)
 
 
 @pytest.mark.slow

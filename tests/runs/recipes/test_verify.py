@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from freenergy import Run, UserError, run
+from freenergy import UserError, run
 from freenergy.core.checksums import digest_matches, write_with_checksums
-from freenergy.recipes import verify
+from freenergy.recipes import load_run, verify
 
 RECORDS = ("stage.json", "flat.json")
 
@@ -83,7 +83,7 @@ def test_a_missing_file_is_named_and_the_stage_is_made_again(copy, call, hashes)
     assert f": delete energy, evaluation, features in {copy} and run the recipe again" in err
     for name in json.loads(out)["rerun"]:
         shutil.rmtree(copy / name)
-    list(run(Run.open(copy).recipe, copy))
+    list(run(load_run(copy).recipe, copy))
     assert verify(copy).damaged == ()
     assert hashes(copy) == before
 
@@ -103,7 +103,7 @@ def test_a_record_that_was_edited_is_not_believed(copy):
     record["summary"]["validation"]["certified_gain"] += 1
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="is damaged"):
-        Run.open(copy).finished("energy")
+        load_run(copy).finished("energy")
     assert verify(copy).damaged == (str(path),)
 
 
@@ -113,8 +113,8 @@ def test_runs_older_than_seals_are_told(copy):
         path.write_text(json.dumps({key: value for key, value in record.items() if key not in ("files", "mark")}))
     found = verify(copy)
     assert found.files == 0
-    assert set(found.without_checksums) == set(found.stages)
-    Run.open(copy).finished("energy")  # and they are read
+    assert set(found.unsealed) == set(found.stages)
+    load_run(copy).finished("energy")  # and they are read
 
 
 def test_a_seal_does_not_depend_on_the_order_of_keys(tmp_path):
@@ -129,4 +129,4 @@ def test_a_seal_does_not_depend_on_the_order_of_keys(tmp_path):
 def test_what_is_no_run(call, tmp_path):
     status, _, err = call("verify", tmp_path)
     assert status == 2
-    assert "is no run" in err
+    assert "is not a run" in err

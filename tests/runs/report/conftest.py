@@ -8,9 +8,9 @@ import pytest
 
 from freenergy.core.files import write_json
 from freenergy.core.progress import Silent
-from freenergy.recipes import Run, stages
+from freenergy.recipes import Run
 from freenergy.recipes.load import make_recipe
-from freenergy.runs.run import key_of
+from freenergy.runs.run import Step
 from freenergy.training.baselines.making import RECORD
 
 RECIPE = {
@@ -100,8 +100,10 @@ def write_run():
     def write(folder, evaluation, **changes):
         run = Run(folder, make_recipe(deepcopy(RECIPE) | changes))
         write_json(folder / "recipe.json", json.loads(json.dumps(run.recipe.to_json())))
-        for i, stage in enumerate(stages(run.recipe)):
-            key = key_of(stage, stage.plan(run, Silent()), []) if stage.name == "evaluation" else f"{i:016x}"
+        for i, stage in enumerate(run.recipe.stages()):
+            key = f"{i:016x}"
+            if stage.name == "evaluation":
+                key = Step(stage.name, stage.plan(run, Silent()), folder, {}).key
             record = {"key": key, "after": {}, "versions": {"freenergy": "0.1.0", "python": "3.11.2"}}
             summary = {"fingerprint": "f" * 16} if stage.name in ("base", "energy") else {}
             record |= {"summary": summary, "seconds": 60.0 * i, "cpu_seconds": 90.0 * i}

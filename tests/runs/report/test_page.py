@@ -10,7 +10,7 @@ import pytest
 from freenergy import UserError, load_recipe
 from freenergy.core.files import write_json
 from freenergy.core.progress import Silent
-from freenergy.recipes import Run
+from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe, recipes
 from freenergy.report import cite, write_report
 from freenergy.report.page import PLAYGROUND, page, read_evaluation, summary, verdicts
@@ -222,8 +222,8 @@ def test_bad_runs_are_one_sentence(evaluation, write_run, tmp_path):
     with pytest.raises(UserError, match=r"the stage evaluation of .* is not finished"):
         write_report(run, Silent())
     assert not (tmp_path / "report.html").exists()
-    with pytest.raises(UserError, match="is no run"):
-        write_report(Run.open(tmp_path / "nowhere"), Silent())
+    with pytest.raises(UserError, match="is not a run"):
+        write_report(load_run(tmp_path / "nowhere"), Silent())
 
 
 def test_only_what_was_used_is_cited(evaluation, write_run, tmp_path):

@@ -4,7 +4,6 @@ optimum at every cut t:    E(x_≤t) = log P_LM(x_≤t) − log truth(x_≤t)  +
 """
 
 import itertools
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from freenergy import Continuations, RankingNCE, Rng, Run, Sequences, SequenceSpace, TabularLM, UserError, load, run
+from freenergy import Continuations, RankingNCE, Rng, Sequences, SequenceSpace, TabularLM, UserError, load, run
 from freenergy.core.progress import Silent
 from freenergy.core.roles import Loss, Scores
 from freenergy.corpus import Corpus, Windows
@@ -22,8 +21,8 @@ from freenergy.energies.ngram_features import NgramEnergy, NgramFeatures
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
+from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe
-from freenergy.recipes.stages.energy import STAGE
 from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.testing.enumerating import branches
 from freenergy.training import energy as task_module
@@ -318,7 +317,7 @@ def test_a_run_with_lengths_tells_the_gain_at_each(tmp_path):
         folder = tmp_path / str(lengths)
         *_, result = run(recipe(tmp_path, training={"lengths": lengths}), folder, stage="energy")
         summaries[lengths], energy = result.summary, load(folder).energy
-        losses[lengths] = [mean_loss(Run.open(folder), energy, t) for t in (2, 4)]
+        losses[lengths] = [mean_loss(load_run(folder), energy, t) for t in (2, 4)]
     assert "certified_gain_by_length" not in summaries[1]
     gains = summaries[2]["certified_gain_by_length"]
     assert list(gains) == ["2", "4"]
@@ -328,18 +327,6 @@ def test_a_run_with_lengths_tells_the_gain_at_each(tmp_path):
     assert sum(losses[2]) < sum(losses[1])
     marks = [len(list((tmp_path / str(lengths) / "features").iterdir())) for lengths in (1, 2)]
     assert marks == [2, 4]  # train and validation whole, and both at two tokens
-
-
-def test_the_default_is_no_part_of_the_key(tmp_path):
-    """A run that was made before there were lengths is still done."""
-    plain, two = (
-        STAGE.plan(Run(tmp_path, recipe(tmp_path, training={"lengths": n})), Silent()).inputs["training"]
-        for n in (1, 2)
-    )
-    settings = asdict(EnergyTraining())
-    assert settings.pop("lengths") == 1
-    assert plain == settings
-    assert two == settings | {"lengths": 2}
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from freenergy.lm.load import locate_model
 from freenergy.lm.presets import preset
 from freenergy.lm.settings import PretrainedBase
 from freenergy.lm.shapes import Shape, shape_in, shape_of
-from freenergy.recipes.load import Recipe
+from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
 from freenergy.training.settings import Optimisation, TrainedBase
 from freenergy.training.tasks.masked import VALIDATION_TOKENS
@@ -45,7 +45,7 @@ class Known:
     ranks: int = 1
 
 
-def cost_of(recipe: Recipe, known: Known | None = None) -> dict[str, Cost]:
+def cost_of(recipe: ResidualRecipe, known: Known | None = None) -> dict[str, Cost]:
     """The cost of each stage, in the order that they are done in."""
     plan = _Plan(recipe, known or Known())
     if recipe.energy is None:
@@ -63,7 +63,7 @@ def cost_of(recipe: Recipe, known: Known | None = None) -> dict[str, Cost]:
 class _Plan:
     """The recipe's numbers under the letters of ``costs.stages``."""
 
-    def __init__(self, recipe: Recipe, known: Known) -> None:
+    def __init__(self, recipe: ResidualRecipe, known: Known) -> None:
         self.recipe, self.known = recipe, known
         self.windows = Windows(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
         self.shape = _base_shape(recipe, known)
@@ -219,7 +219,7 @@ def _validations(steps: Optimisation) -> int:
     return -(-steps.steps // steps.validate_every)
 
 
-def _base_shape(recipe: Recipe, known: Known) -> Shape | None:
+def _base_shape(recipe: ResidualRecipe, known: Known) -> Shape | None:
     """None where the base is no network of ours: n-gram tables, or a server."""
     match recipe.base:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
@@ -229,7 +229,7 @@ def _base_shape(recipe: Recipe, known: Known) -> Shape | None:
     return None
 
 
-def _vocab_size(recipe: Recipe, known: Known) -> int:
+def _vocab_size(recipe: ResidualRecipe, known: Known) -> int:
     if known.vocab_size:
         return known.vocab_size
     if isinstance(recipe.tokenizer, BytePairTokenizer):

@@ -26,7 +26,8 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.corpus import Corpus, Tokenizer, Windows
-from freenergy.recipes import Run
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.load import load_run
 from freenergy.recipes.stages.given_text import given_text
 from freenergy.recipes.writing import Task, has_energy, open_writer
 from freenergy.samplers import Plain, Resampling
@@ -111,7 +112,7 @@ def create(
     progress: Progress = _SILENT,
 ) -> Study:
     """Make the texts of a study that are not there yet; ``run_b`` may be the word ``human``."""
-    this, folder = Run.open(run_a), Path(out)
+    this, folder = load_run(run_a), Path(out)
     corpus = Corpus.open(this.stage("corpus"))
     joint = open_writer(run_a)
     a = _Writer.of(joint, this.folder, making.a, making, settings.seed)
@@ -136,7 +137,7 @@ def create(
     return Study.open(folder)
 
 
-def _second(joint: ResidualModel, this: Run, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
+def _second(joint: ResidualModel, this: ResidualRun, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
     """Return the other model; one that is in memory already is not loaded again."""
     if str(run_b) == HUMAN:
         return None
@@ -157,7 +158,7 @@ def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, di
 
 
 def _held_out(
-    this: Run, corpus: Corpus, a: _Writer, settings: StudySettings, making: Making, progress: Progress
+    this: ResidualRun, corpus: Corpus, a: _Writer, settings: StudySettings, making: Making, progress: Progress
 ) -> tuple[_Source, Any]:
     """Return windows for every comparison, and what names the text they are of."""
     if making.length is not None and making.length > corpus.continuation:

@@ -13,18 +13,15 @@ from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Corpus
 from freenergy.lm.load import RECORD, locate_model, open_base
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.runs.run import Plan, Stage
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.settings import TrainedBase
 
-_LEFT_OUT = (("scheduled", None), ("earm", None), ("memory", 0))
 
-
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.base
-    # what is left out does not count, so that a run keeps its base when a key is added here
-    given = {key: value for key, value in asdict(settings).items() if (key, value) not in _LEFT_OUT}
-    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": given}
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": settings}
     checkpoint = None
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
@@ -66,7 +63,7 @@ def _checkpoint(name: str, progress: Progress) -> _Checkpoint:
     return _Checkpoint(path, checkpoint_fingerprint(path))
 
 
-def _work(run: Run, checkpoint: _Checkpoint | None, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, checkpoint: _Checkpoint | None, folder: Path, progress: Progress) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
     match run.recipe.base:
         case TrainedBase() as settings:

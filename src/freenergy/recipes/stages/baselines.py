@@ -13,19 +13,19 @@ from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
 from freenergy.lm.load import open_base
 from freenergy.lm.settings import NgramBase, RemoteBase
-from freenergy.recipes.load import Recipe
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.runs.run import Plan, Stage
 from freenergy.training.baselines.settings import BalmBaseline, BaselineSettings, LocalBaseline
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.settings import TrainedBase
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     for settings in run.recipe.baselines:
         _check(settings, run.recipe)
     inputs = {
         "seed": run.recipe.seed,
-        "settings": [asdict(settings) for settings in run.recipe.baselines],
+        "settings": run.recipe.baselines,
         "shapes": [_shape(settings, run.recipe) for settings in run.recipe.baselines],
     }
     trained = [each for each in run.recipe.baselines if not _counts_alone(each)]
@@ -38,7 +38,7 @@ def _counts_alone(settings: BaselineSettings) -> bool:
     return isinstance(settings, LocalBaseline) and settings.features == "ngram"
 
 
-def _check(settings: BaselineSettings, recipe: Recipe) -> None:
+def _check(settings: BaselineSettings, recipe: ResidualRecipe) -> None:
     """Refuse before anything is done what the recipe's base cannot give."""
     has_no_network = isinstance(recipe.base, NgramBase | RemoteBase)
     stands_alone = isinstance(settings, BalmBaseline) and settings.parameters == "preset"
@@ -59,12 +59,12 @@ def _check(settings: BaselineSettings, recipe: Recipe) -> None:
         )
 
 
-def _preset(recipe: Recipe) -> str:
+def _preset(recipe: ResidualRecipe) -> str:
     """The preset that the base is trained by, if it is."""
     return recipe.base.preset if isinstance(recipe.base, TrainedBase) and not recipe.base.start else ""
 
 
-def _shape(settings: BaselineSettings, recipe: Recipe) -> dict[str, Any] | None:
+def _shape(settings: BaselineSettings, recipe: ResidualRecipe) -> dict[str, Any] | None:
     if not isinstance(settings, BalmBaseline):
         return None
     from freenergy.lm.presets import preset
@@ -72,7 +72,7 @@ def _shape(settings: BaselineSettings, recipe: Recipe) -> dict[str, Any] | None:
     return asdict(preset(settings.preset or _preset(recipe)))
 
 
-def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     from freenergy.training.baselines.making import make_baseline
 
     corpus = Corpus.open(run.stage("corpus"))
@@ -86,7 +86,7 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     return records
 
 
-def open_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
+def open_baselines(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]:
     """The baselines of a run by name."""
     from freenergy.training.baselines.making import open_baseline
 
@@ -96,7 +96,7 @@ def open_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
     return {each.name: open_baseline(each, base, folder / each.name) for each in run.recipe.baselines}
 
 
-def baseline_records(run: Run) -> dict[str, dict[str, Any]]:
+def baseline_records(run: ResidualRun) -> dict[str, dict[str, Any]]:
     """What each baseline has cost: at least ``parameters``, ``cpu_seconds``, ``steps`` and ``tokens``."""
     from freenergy.training.baselines.making import RECORD
 

@@ -14,15 +14,16 @@ from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.lm.load import open_base
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.given_text import measured_windows
 from freenergy.recipes.stages.negatives import BASE_ALONE, from_base, identify
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.runs.run import Plan, Stage
 
 _SHARD = 4  # windows whose draws appear at a time
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.evaluation
     inputs = {
         "seed": run.recipe.seed,
@@ -33,7 +34,7 @@ def _plan(run: Run, progress: Progress) -> Plan:
     return Plan(inputs, partial(_work, run))
 
 
-def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
     num = settings.certified_windows
@@ -58,12 +59,12 @@ def _shards(opened: Opened, place: str, num: int, identity: Identity) -> Negativ
     return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=_SHARD, batch=1)
 
 
-def open_candidates(run: Run, corpus: Corpus) -> NegativeStore:
+def open_candidates(run: ResidualRun, corpus: Corpus) -> NegativeStore:
     """What the stage has drawn."""
     return NegativeStore.open(run.stage("candidates"), _identity(run, corpus))
 
 
-def _identity(run: Run, corpus: Corpus) -> Identity:
+def _identity(run: ResidualRun, corpus: Corpus) -> Identity:
     settings = run.recipe.evaluation
     return identify(run, corpus, settings.split, settings.candidates - 1, BASE_ALONE)
 

@@ -7,17 +7,18 @@ from typing import Any
 from freenergy.core.progress import Progress
 from freenergy.corpus import PretrainedTokenizer, prepare
 from freenergy.lm.load import locate_model
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.text import FALLBACK, identity, located
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.runs.run import Plan, Stage
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings, sources = located(run.recipe.corpus, run.folder, progress)
     tokenizer = run.recipe.tokenizer
     inputs: dict[str, Any] = {
         "seed": run.recipe.seed,
-        "settings": repr(settings),
-        "tokenizer": repr(tokenizer),
+        "settings": settings,
+        "tokenizer": tokenizer,
         "files": {split: [identity(path) for path in paths] for split, paths in sources.items()},
     }
     if isinstance(tokenizer, PretrainedTokenizer):

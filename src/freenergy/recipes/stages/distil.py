@@ -48,10 +48,11 @@ from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.load import load_run
 from freenergy.recipes.open_run import load
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.negatives import stored_identity
-from freenergy.runs.run import Run
 from freenergy.text.model import ResidualModel
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
@@ -68,7 +69,7 @@ def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: 
 
     What is done is read, and what was interrupted goes on and ends with the same bits.
     """
-    run, out = Run.open(Path(folder).resolve()), Path(out).resolve()
+    run, out = load_run(Path(folder).resolve()), Path(out).resolve()
     _check_run(run)
     key = _key(run, settings)
     _check_out(out, key)
@@ -80,7 +81,7 @@ def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: 
         return read_json(out / RESULT)
 
 
-def _check_run(run: Run) -> None:
+def _check_run(run: ResidualRun) -> None:
     if run.recipe.energy is None:
         raise UserError(
             f"the run in {run.folder} has no energy, so there is no joint model to distil: add an [energy] section to "
@@ -95,7 +96,7 @@ def _check_run(run: Run) -> None:
         run.finished(name)
 
 
-def _key(run: Run, settings: Distilling) -> str:
+def _key(run: ResidualRun, settings: Distilling) -> str:
     """What the result depends on."""
     keys = [run.finished(name)["key"] for name in ("energy", "candidates")]
     return fingerprint([version("freenergy"), keys, run.recipe.evaluation.windows, asdict(settings)])
@@ -113,7 +114,7 @@ def _check_out(out: Path, key: str) -> None:
         )
 
 
-def _work(run: Run, settings: Distilling, out: Path, key: str, progress: Progress) -> None:
+def _work(run: ResidualRun, settings: Distilling, out: Path, key: str, progress: Progress) -> None:
     work, rng = out / _WORK, Rng(run.recipe.seed).child("distil")
     corpus, joint = Corpus.open(run.stage("corpus")), load(run.folder)
     base = network(joint.base)
@@ -138,7 +139,7 @@ def _work(run: Run, settings: Distilling, out: Path, key: str, progress: Progres
     write_json(out / RESULT, told)
 
 
-def _held_out(run: Run, corpus: Corpus, joint: ResidualModel, most: int) -> Scored:
+def _held_out(run: ResidualRun, corpus: Corpus, joint: ResidualModel, most: int) -> Scored:
     """The stored draws of the base for validation windows, with their energies."""
     identity = stored_identity(run, corpus, "validation")
     contrast = StoredContrast(
@@ -164,7 +165,7 @@ class _Measuring:
 
     def __init__(
         self,
-        run: Run,
+        run: ResidualRun,
         corpus: Corpus,
         joint: ResidualModel,
         policy: HuggingFaceLM,

@@ -1,7 +1,6 @@
 """Stage ``energy``: an energy that tells real continuations from the base's, and so corrects the base."""
 
 import shutil
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +20,10 @@ from freenergy.lm.load import open_base
 from freenergy.models.residual import Residual
 from freenergy.noise.settings import NegativeSettings
 from freenergy.noise.store import NegativeStore
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.negatives import chosen_windows, make_noise, stored_identity, stored_splits
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.runs.run import Plan, Stage
 from freenergy.text.model_card import model_card
 from freenergy.training.distributed.ranks import Ranks
 
@@ -35,21 +35,19 @@ if TYPE_CHECKING:
 MODEL = "model"
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.energy
     assert settings is not None, "the stage is left out where there is no energy"
     inputs = {
         "seed": run.recipe.seed,
-        "settings": asdict(settings),
-        "training": {
-            key: value for key, value in asdict(run.recipe.training).items() if (key, value) != ("lengths", 1)
-        },
+        "settings": settings,
+        "training": run.recipe.training,
         "others": [mark for part in settings.split() for mark in part.fingerprints(run.stage("energy"), progress)],
     }
     return Plan(inputs, partial(_work, run, settings), is_shared=_trains_networks(run, settings))
 
 
-def _trains_networks(run: Run, settings: EnergySettings) -> bool:
+def _trains_networks(run: ResidualRun, settings: EnergySettings) -> bool:
     """Whether there is something for several ranks to do; refused before anything is done if they cannot share it."""
     parts, training = settings.split(), run.recipe.training
     found = any(part.fit == "gradient" for part in parts)
@@ -60,7 +58,7 @@ def _trains_networks(run: Run, settings: EnergySettings) -> bool:
     return found
 
 
-def _work(run: Run, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
     from freenergy.training.build import Material
     from freenergy.training.contrastive_batches import FreshContrast
     from freenergy.training.fitting import train_energy
@@ -94,14 +92,16 @@ def _law(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> "Nois
     return NoiseLaw(make_noise(settings, lm, corpus), lm)
 
 
-def _stored(run: Run, corpus: Corpus, split: str) -> "StoredContrast":
+def _stored(run: ResidualRun, corpus: Corpus, split: str) -> "StoredContrast":
     from freenergy.training.contrastive_batches import StoredContrast
 
     store = NegativeStore.open(run.stage("negatives") / split, stored_identity(run, corpus, split))
     return StoredContrast(corpus.windows(split), store)
 
 
-def _features_ahead(run: Run, energy: FeatureEnergy, cache: "FeatureCache", label: str, progress: Progress) -> None:
+def _features_ahead(
+    run: ResidualRun, energy: FeatureEnergy, cache: "FeatureCache", label: str, progress: Progress
+) -> None:
     """Let the engine's workers compute features; they find the energy, which is not fitted yet, in a folder."""
     missing, split = cache.missing(energy), cache.contrast.store.identity.split
     if not is_worth_parallelising(run.workers, missing):

@@ -25,6 +25,8 @@ from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import Subject
 from freenergy.lm.load import open_base
 from freenergy.noise.store import Identity, NegativeStore
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.load import load_run
 from freenergy.recipes.stages.candidates import draw_candidates
 from freenergy.recipes.stages.evaluation import (
     STAGE,
@@ -37,7 +39,7 @@ from freenergy.recipes.stages.evaluation import (
 from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
 from freenergy.recipes.stages.negatives import BASE_ALONE, identify
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import Run, is_current, run
+from freenergy.runs.run import is_current, run
 
 _SILENT, _IN_PROCESS = Silent(), InProcess()
 
@@ -66,7 +68,7 @@ def evaluate(
     folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, workers: WorkerPool = _IN_PROCESS
 ) -> dict[str, Any]:
     """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
-    this = Run.open(folder, workers)
+    this = load_run(folder, workers)
     if this.recipe.energy is None:
         raise UserError(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
@@ -81,7 +83,7 @@ def evaluate(
     return _own(this, progress) if question.is_plain else _other(this, question, progress)
 
 
-def _own(this: Run, progress: Progress) -> dict[str, Any]:
+def _own(this: ResidualRun, progress: Progress) -> dict[str, Any]:
     """The stage ``evaluation``, done where it is not, or was done by other settings."""
     folder = this.stage("evaluation")
     if not (folder / "stage.json").is_file() or not is_current(STAGE, this):
@@ -90,7 +92,7 @@ def _own(this: Run, progress: Progress) -> dict[str, Any]:
     return read_summary(this, folder)
 
 
-def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
+def _other(this: ResidualRun, question: Question, progress: Progress) -> dict[str, Any]:
     settings = this.recipe.evaluation
     num = settings.certified_windows if question.windows is None else question.windows
     candidates = settings.candidates if question.candidates is None else question.candidates
@@ -110,7 +112,7 @@ def _other(this: Run, question: Question, progress: Progress) -> dict[str, Any]:
 
 
 def _measured(
-    this: Run, question: Question, corpus: Corpus, identity: Identity, num: int, progress: Progress
+    this: ResidualRun, question: Question, corpus: Corpus, identity: Identity, num: int, progress: Progress
 ) -> dict[str, Any]:
     """Draw and measure what is not there yet."""
     draws_mark = fingerprint([asdict(identity), num])

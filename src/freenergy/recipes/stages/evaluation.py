@@ -1,6 +1,5 @@
 """Stage ``evaluation``: how good base, joint model and baselines are on held-out text, and what they write."""
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,21 @@ from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import JointSubject, Subject, measure
 from freenergy.lm.load import open_base
 from freenergy.noise.store import NegativeStore
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import Plan, Run, Stage, stages
+from freenergy.runs.run import Plan, Stage
 
 SUMMARY = "evaluation.json"
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
-    inputs = {"seed": run.recipe.seed, "settings": asdict(run.recipe.evaluation)}
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
+    inputs = {"seed": run.recipe.seed, "settings": run.recipe.evaluation}
     return Plan(inputs, partial(_work, run))
 
 
-def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
     summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
@@ -39,12 +39,12 @@ def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
     return summary
 
 
-def read_stages(run: Run) -> tuple[str, ...]:
+def read_stages(run: ResidualRun) -> tuple[str, ...]:
     """The stages of a run that an evaluation reads, beside its base."""
-    return tuple(stage.name for stage in stages(run.recipe) if stage.name in STAGE.after and stage.name != "base")
+    return tuple(stage.name for stage in run.recipe.stages() if stage.name in STAGE.after and stage.name != "base")
 
 
-def measured(run: Run, shards: EvaluationShards, work: ShardJob, progress: Progress) -> dict[str, Any]:
+def measured(run: ResidualRun, shards: EvaluationShards, work: ShardJob, progress: Progress) -> dict[str, Any]:
     """The summary of an evaluation, whose slow shards the run's engine makes first."""
     prefetch_shards(run.workers, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
     return measure(shards.subject, shards.folder, shards.rng, progress)
@@ -68,7 +68,7 @@ def _shards(opened: Opened) -> EvaluationShards:
     return EvaluationShards(subject, run.stage("evaluation"), rng)
 
 
-def joint_subject(run: Run, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:
+def joint_subject(run: ResidualRun, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:
     """The run's energy, with the draws that it is measured on."""
     return JointSubject(
         energy=load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer),
@@ -80,7 +80,7 @@ def joint_subject(run: Run, corpus: Corpus, lm: LanguageModel, store: NegativeSt
     )
 
 
-def open_all_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
+def open_all_baselines(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]:
     """The baselines of the recipe, by name."""
     if not run.recipe.baselines:
         return {}
@@ -89,13 +89,13 @@ def open_all_baselines(run: Run, corpus: Corpus) -> dict[str, LanguageModel]:
     return open_baselines(run, corpus)
 
 
-def read_summary(run: Run, folder: Path) -> dict[str, Any]:
+def read_summary(run: ResidualRun, folder: Path) -> dict[str, Any]:
     """An evaluation with what each stage cost: times are no part of the file, which has the same bits in every run."""
     summary = read_json(folder / SUMMARY)
     base = summary.get("base")
     if not {"split", "windows", "baselines"} <= set(summary) or not isinstance(base, dict) or "interval" not in base:
         raise UserError(f"{folder / SUMMARY} is of another version of freenergy: delete its folder and run it again")
-    records = {stage.name: run.stage(stage.name) / "stage.json" for stage in stages(run.recipe)}
+    records = {stage.name: run.stage(stage.name) / "stage.json" for stage in run.recipe.stages()}
     done = {name: read_json(path) for name, path in records.items() if path.is_file()}
     summary["cost"] = {name: {key: record.get(key) for key in _TIMES} for name, record in done.items()}
     if summary["baselines"]:

@@ -27,7 +27,7 @@ from freenergy.corpus.shards import SHARD_BYTES, encode_shards, join_shards, tok
 from freenergy.corpus.windows import Places, make_windows, read_windows, write_windows
 from freenergy.evaluation.text_statistics import training_text
 from freenergy.noise.store import Identity
-from freenergy.runs.run import Run
+from freenergy.recipes.families.residual import ResidualRun
 
 GIVEN = "text"  # what a given text is called where splits have names
 _SPLIT = "test"  # what its files are called
@@ -46,7 +46,7 @@ class GivenText:
     ngram: int
 
 
-def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progress) -> GivenText:
+def given_text(paths: Sequence[Path], run: ResidualRun, corpus: Corpus, progress: Progress) -> GivenText:
     """Read and cut files once; the next time they are found by their content."""
     settings = run.recipe.corpus
     files = [file for path in paths for file in find(path)]
@@ -65,14 +65,14 @@ def given_text(paths: Sequence[Path], run: Run, corpus: Corpus, progress: Progre
     return GivenText(_windows(folder, corpus), mark, read_arrays(folder / _SHARED)["shared"], ngram)
 
 
-def measured_windows(run: Run, corpus: Corpus, identity: Identity) -> Windows:
+def measured_windows(run: ResidualRun, corpus: Corpus, identity: Identity) -> Windows:
     """The windows that draws of this identity are for: of a split, or of a text that was given before."""
     if identity.split != GIVEN:
         return corpus.windows(identity.split)
     return _windows(_folder(run, identity.corpus), corpus)
 
 
-def _folder(run: Run, mark: str) -> Path:
+def _folder(run: ResidualRun, mark: str) -> Path:
     return run.folder / "evaluations" / f"text-{mark}"
 
 

@@ -19,8 +19,9 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.noise.store import Identity, NegativeShards
+from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import Plan, Run, Stage
+from freenergy.runs.run import Plan, Stage
 
 BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
 _ROWS = 256  # continuations drawn at once
@@ -28,10 +29,10 @@ _ROWS = 256  # continuations drawn at once
 Sources = tuple[BaseNegatives | InfilledNegatives | LearnedNegatives, ...]
 
 
-def _plan(run: Run, progress: Progress) -> Plan:
+def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.negatives
     models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
-    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": asdict(settings), "models": models}
+    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": settings, "models": models}
     if not _learns(run):  # another energy in its place will want those of training
         inputs["splits"] = stored_splits(run)
     return Plan(inputs, partial(_work, run))
@@ -43,7 +44,7 @@ def _mark(model: str) -> str:
     return checkpoint_fingerprint(Path(model))
 
 
-def _work(run: Run, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
     lm = open_base(run.stage("base"), corpus.tokenizer)
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
@@ -77,7 +78,7 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
     )
 
 
-def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
+def identify(run: ResidualRun, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
     """What negatives of a split are made of."""
     return Identity(
         lm=str(read_json(run.stage("base") / RECORD)["fingerprint"]),
@@ -91,17 +92,17 @@ def identify(run: Run, corpus: Corpus, split: str, per_prefix: int, sources: Sou
     )
 
 
-def stored_splits(run: Run) -> tuple[str, ...]:
+def stored_splits(run: ResidualRun) -> tuple[str, ...]:
     """The splits whose negatives are kept: where nothing is learned, or from fresh ones, none of training."""
     learns_from_store = not run.recipe.negatives.fresh and _learns(run)
     return ("validation", "train") if learns_from_store else ("validation",)
 
 
-def _learns(run: Run) -> bool:
+def _learns(run: ResidualRun) -> bool:
     return run.recipe.energy is None or run.recipe.energy.learns
 
 
-def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
+def stored_identity(run: ResidualRun, corpus: Corpus, split: str) -> Identity:
     """What the stored negatives of the train or the validation split are made of."""
     settings = run.recipe.negatives
     if split == "train":
@@ -109,7 +110,7 @@ def stored_identity(run: Run, corpus: Corpus, split: str) -> Identity:
     return identify(run, corpus, split, settings.validation_per_prefix, BASE_ALONE)
 
 
-def chosen_windows(run: Run, corpus: Corpus, split: str) -> torch.Tensor:
+def chosen_windows(run: ResidualRun, corpus: Corpus, split: str) -> torch.Tensor:
     """The windows of a split that negatives are drawn for, in random order."""
     settings, available = run.recipe.negatives, corpus.report.splits[split].windows
     wanted = settings.windows if split == "train" else settings.validation_windows

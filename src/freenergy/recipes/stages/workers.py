@@ -14,7 +14,8 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import ShardJob, ShardMaker
 from freenergy.corpus import Corpus
 from freenergy.lm.load import open_base
-from freenergy.runs.run import Run
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.load import load_run
 
 _RECIPE = "recipe"
 Marks = tuple[tuple[str, str], ...]  # the recipe's fingerprint, and the keys of finished stages
@@ -23,23 +24,25 @@ Marks = tuple[tuple[str, str], ...]  # the recipe's fingerprint, and the keys of
 class Opened(NamedTuple):
     """A run with what most of its shards are made of."""
 
-    run: Run
+    run: ResidualRun
     corpus: Corpus
     lm: LanguageModel
 
 
-def job(run: Run, open_shards: Callable[..., ShardMaker], after: tuple[str, ...], *arguments: object) -> ShardJob:
+def job(
+    run: ResidualRun, open_shards: Callable[..., ShardMaker], after: tuple[str, ...], *arguments: object
+) -> ShardJob:
     """For workers: ``open_shards(opened, *arguments)``, of a run in which the stages ``after`` are finished."""
     return ShardJob(_open, run.folder.resolve(), (open_shards, _marks(run, after), *arguments))
 
 
-def _marks(run: Run, after: tuple[str, ...]) -> Marks:
+def _marks(run: ResidualRun, after: tuple[str, ...]) -> Marks:
     keys = [(name, str(run.finished(name)["key"])) for name in ("base", *after)]
     return ((_RECIPE, fingerprint(run.recipe.to_json())), *keys)
 
 
 def _open(folder: Path, open_shards: Callable[..., ShardMaker], marks: Marks, *arguments: object) -> ShardMaker:
-    run = Run.open(folder)
+    run = load_run(folder)
     found = _marks(run, tuple(name for name, _ in marks[2:]))
     for wanted in marks:
         if wanted not in found:
@@ -53,6 +56,6 @@ def _open(folder: Path, open_shards: Callable[..., ShardMaker], marks: Marks, *a
 @lru_cache(maxsize=1)
 def _models(folder: Path, base: tuple[str, str]) -> tuple[Corpus, LanguageModel]:
     """``base`` names what is there now."""
-    run = Run.open(folder)
+    run = load_run(folder)
     corpus = Corpus.open(run.stage("corpus"))
     return corpus, open_base(run.stage("base"), corpus.tokenizer)

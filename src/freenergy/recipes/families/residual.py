@@ -1,0 +1,102 @@
+"""Family ``residual``: a language model, and an energy that corrects it.
+
+P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
+
+corpus → base → negatives → energy → candidates → baselines → evaluation
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, final
+
+from pydantic import Field
+
+from freenergy.core.errors import UserError
+from freenergy.corpus.resources import RESOURCES
+from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
+from freenergy.energies.registry import AnyEnergy
+from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.noise.settings import NegativeSettings
+from freenergy.recipes.families.common import CommonRecipe
+from freenergy.runs.run import Run, Stage
+from freenergy.training.baselines.settings import BaselineSettings, check_baselines
+from freenergy.training.settings import EnergyTraining, TrainedBase
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """What is measured and shown at the end of a run."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    windows: int = 400
+    samples: int = 3  # continuations shown, each of another held-out prefix
+    candidates: int = 256  # n of the certificate, the true continuation among them
+    certified_windows: int = 100  # on which the residual model is measured
+    position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
+    position_draws: int = 32  # completions at each place
+
+    def __post_init__(self) -> None:
+        if self.windows < 1 or self.samples < 0:
+            raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
+        if self.candidates < 3 or self.certified_windows < 1:
+            raise UserError(
+                f"candidates is {self.candidates} and certified_windows {self.certified_windows}: set them to at least "
+                "3 and 1, since the upper estimate of log Z is undefined with fewer than two draws next to the true "
+                "text"
+            )
+        if self.position_windows < 0 or self.position_draws < 2:
+            raise UserError(
+                f"position_windows is {self.position_windows} and position_draws {self.position_draws}: set them to at "
+                "least 0 and 2"
+            )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualRecipe(CommonRecipe):
+    """A language model, an energy that is trained to correct it, and what both are measured against."""
+
+    family: Literal["residual"] = "residual"
+    corpus: CorpusSettings
+    tokenizer: Annotated[BytePairTokenizer | WordTokenizer | PretrainedTokenizer, Field(discriminator="kind")] = field(
+        default_factory=BytePairTokenizer
+    )
+    base: Annotated[TrainedBase | NgramBase | PretrainedBase | RemoteBase, Field(discriminator="kind")] = field(
+        default_factory=TrainedBase
+    )
+    negatives: NegativeSettings = field(default_factory=NegativeSettings)
+    energy: Annotated[AnyEnergy, Field(discriminator="kind")] | None = None  # none: the base alone is measured
+    training: EnergyTraining = field(default_factory=EnergyTraining)
+    baselines: tuple[Annotated[BaselineSettings, Field(discriminator="kind")], ...] = ()  # what it is measured against
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+    def __post_init__(self) -> None:
+        CommonRecipe.__post_init__(self)
+        check_baselines(self.baselines)
+        check_split(self.corpus, self.evaluation.split)
+
+    def stages(self) -> tuple[Stage[Any], ...]:
+        """Returns the stages that the sections ask for."""
+        from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives
+
+        chosen: list[Stage[Any]] = [corpus.STAGE, base.STAGE]
+        if self.energy is not None:
+            chosen += [negatives.STAGE, energy.STAGE, candidates.STAGE]
+        if self.baselines:
+            chosen.append(baselines.STAGE)
+        return (*chosen, evaluation.STAGE)
+
+
+ResidualRun = Run[ResidualRecipe]
+
+
+def check_split(corpus: CorpusSettings, split: str) -> None:
+    """Refuse a test split that the corpus does not have."""
+    if corpus.source in RESOURCES:
+        has_test = "test" in RESOURCES[corpus.source].splits or RESOURCES[corpus.source].kind != "text"
+    else:
+        has_test = corpus.test_share > 0 if corpus.source else bool(corpus.test)
+    if split == "test" and not has_test:
+        raise UserError(
+            'the corpus has no test text: set evaluation.split = "validation", or give corpus.test or test_share'
+        )

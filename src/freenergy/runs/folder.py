@@ -1,0 +1,76 @@
+"""A folder that resumes: before anything else is written into it, it names what it will be made of.
+
+begun.json   {"key": …}    the folder holds a part, or all, of what has this key
+stage.json   {"key": …}    written last: the folder is finished
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from freenergy.core.checksums import STAGE as DONE
+from freenergy.core.errors import UserError
+from freenergy.core.files import atomic_write, read_json, write_json
+
+BEGUN = "begun.json"
+
+
+def begin(folder: Path, key: str, *, keep_others: bool = False) -> bool:
+    """Prepare a folder for the work of ``key``; returns whether it holds a part of that work already.
+
+    A folder that was begun with another key is emptied, or refused with ``keep_others``. One with files that no run has
+    made is always refused.
+    """
+    if _begun_key(folder) == key:
+        return True
+    if _is_ours(folder):
+        if keep_others:
+            raise UserError(
+                f"{folder} was begun with other settings or other inputs: use those again, delete it, or choose "
+                "another --out"
+            )
+        discard(folder)
+    elif folder.is_file() or _visible(folder):
+        raise UserError(f"{folder} holds files that no run has made: move them, or choose another --out")
+    write_json(folder / BEGUN, {"key": key})
+    return False
+
+
+def withdraw(folder: Path) -> None:
+    """Take back the begun mark of a folder into which nothing was written after it, so that other work may begin."""
+    if _visible(folder) == [BEGUN]:
+        (folder / BEGUN).unlink()
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder; a kill half-way leaves nothing that counts as done."""
+    doomed = folder.with_name(f".{folder.name}.old.part")  # such names are removed when the next run starts
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def adopt(source: Path, folder: Path) -> None:
+    """Make ``folder`` a copy of the finished folder ``source``, by hard links where the disk allows them."""
+    begin(folder, str(read_json(source / DONE)["key"]))
+    with atomic_write(folder) as aside:
+        shutil.copytree(source, aside, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _begun_key(folder: Path) -> str | None:
+    path = folder / BEGUN
+    return read_json(path).get("key") if path.is_file() else None
+
+
+def _is_ours(folder: Path) -> bool:
+    return (folder / BEGUN).is_file() or (folder / DONE).is_file()
+
+
+def _visible(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
