@@ -28,8 +28,8 @@ from freenergy.energies.probe import Probe as Probe
 from freenergy.energies.product import Product as Product
 from freenergy.energies.unit import Unit as Unit
 from freenergy.evaluation.bootstrap import paired_bootstrap as paired_bootstrap
-from freenergy.evaluation.joint_perplexity import joint_perplexity as joint_perplexity
 from freenergy.evaluation.perplexity import perplexity as perplexity
+from freenergy.evaluation.residual_perplexity import residual_perplexity as residual_perplexity
 from freenergy.lm.huggingface import HuggingFaceLM as HuggingFaceLM
 from freenergy.lm.ngram import NgramLM as NgramLM
 from freenergy.lm.remote import RemoteLM as RemoteLM

@@ -4,6 +4,7 @@
     log_weight = log_base − log_proposal − energy         law "model": the model itself, on the strings that q can draw
     log_weight = −energy                                  law "restricted": the model with q in place of P_LM
                                                           (Algorithm 1 of Deng et al. 2020)
+    ESS = (Σ w)² / Σ w²                                   the effective sample size
 
 Without truncation and at temperature 1 the two laws are the same. Under truncation they are far apart: texts of the
 model itself are rare among draws of a top-k proposal, and the weights that correct for that are uneven.
@@ -69,17 +70,21 @@ class Scored:
             log_ahead=None if self.log_ahead is None else self.log_ahead[:, columns],
         )
 
+    def __getitem__(self, rows: slice) -> "Scored":
+        """Select contexts."""
+        return replace(
+            self,
+            x=self.x[rows],
+            log_base=self.log_base[rows],
+            log_proposal=self.log_proposal[rows],
+            energy=self.energy[rows],
+            log_ahead=None if self.log_ahead is None else self.log_ahead[rows],
+        )
+
     def of_context(self, b: int) -> "Scored":
         """Select one context, on the CPU and without columns that are padding."""
         x = self.x[b : b + 1].to("cpu")
-        return replace(
-            self,
-            x=Continuations(x.contexts.trimmed(), x.tokens, x.lengths),
-            log_base=self.log_base[b : b + 1],
-            log_proposal=self.log_proposal[b : b + 1],
-            energy=self.energy[b : b + 1],
-            log_ahead=None if self.log_ahead is None else self.log_ahead[b : b + 1],
-        )
+        return replace(self[b : b + 1], x=Continuations(x.contexts.trimmed(), x.tokens, x.lengths))
 
     @property
     def tokens_drawn(self) -> int:
@@ -102,6 +107,11 @@ class Scored:
     def share(self) -> Float[Tensor, "batch num"]:
         """The probability that each continuation is chosen by weight."""
         return self.log_weight.softmax(1)
+
+    @property
+    def ess(self) -> Float[Tensor, " batch"]:
+        """The effective sample size of each context."""
+        return effective_sample_size(self.log_weight)
 
     def first(self) -> Bool[Tensor, "batch num"]:
         """True where a string occurs for the first time among those of its context."""
@@ -141,6 +151,17 @@ class Scored:
                 f"no candidate is acceptable: all {self.num} of context {int(empty.nonzero()[0])} have a "
                 "weight of zero (an energy of +inf); draw more candidates, or look at the energy"
             )
+
+
+def effective_sample_size(log_weights: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
+    """Return the number of equal weights that would be worth as much: from 1 to n, or 0 where no draw has weight.
+
+    >>> effective_sample_size(torch.tensor([[5.0, 5.0], [5.0, -999.0], [-torch.inf, -torch.inf]]))
+    tensor([2., 1., 0.], dtype=torch.float64)
+    """
+    log_weights = log_weights.double()
+    ess = (2 * log_weights.logsumexp(1) - (2 * log_weights).logsumexp(1)).exp()
+    return torch.where((log_weights == -torch.inf).all(1), 0.0, ess)
 
 
 def equal_strings(x: Continuations) -> list[Int[Tensor, " num"]]:

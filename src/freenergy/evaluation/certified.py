@@ -12,7 +12,8 @@ candidates emits, at every n (``partition.certificate``). g is a difference betw
 so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few candidates
 certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
 
-Of a window's n candidates nothing is needed but ``WindowNumbers``: chunks of windows are reduced to these one by one,
+Scores are ``Scored`` [W, n], the true continuation first. Of a window's n candidates nothing is needed but
+``WindowNumbers``: chunks of windows are reduced to these one by one,
 so that memory holds the candidates of a chunk, and some twenty numbers of every window.
 """
 
@@ -26,8 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
+from freenergy.core.scored import Scored
 from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, measured_rate, percent_less
-from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import LogPartition, log_partition
 
 BOUNDS = ("lower", "upper", "certified")
@@ -97,9 +98,9 @@ class WindowNumbers:
     are_own: bool  # the draws are the base's
 
     @classmethod
-    def of(cls, scores: WindowScores) -> "WindowNumbers":
+    def of(cls, scores: Scored) -> "WindowNumbers":
         """Reduce W windows with n candidates each."""
-        check_draws(scores.draws)
+        check_draws(scores.num - 1)
         Z, real, drawn = log_partition(scores.log_weight[:, 1:]), scores.energy[:, :1], scores.energy[:, 1:]
         return cls(
             log_base=scores.log_base[:, 0].clone(),  # a view would keep the candidates
@@ -108,8 +109,8 @@ class WindowNumbers:
             Z=Z,
             draws_above=_below(-drawn, torch.zeros_like(real)).sum(1),
             pairs_won=_below(real, drawn).sum(1),
-            draws=scores.draws,
-            are_own=scores.log_proposal is None,
+            draws=scores.num - 1,
+            are_own=scores.truncation.is_identity,
         )
 
     @staticmethod
@@ -125,9 +126,9 @@ class WindowNumbers:
         )
 
 
-def measure_joint(scores: WindowScores) -> JointReport:
-    """The report on W windows, n candidates each."""
-    return joint_report(WindowNumbers.of(scores), scores.counts)
+def measure_joint(scores: Scored, counts: Counts) -> JointReport:
+    """The report on W windows, n candidates each; ``counts`` are of the true continuations."""
+    return joint_report(WindowNumbers.of(scores), counts)
 
 
 def joint_report(found: WindowNumbers, counts: Counts) -> JointReport:
@@ -158,7 +159,7 @@ def joint_report(found: WindowNumbers, counts: Counts) -> JointReport:
     )
 
 
-def log_probs_of_data(scores: WindowScores, Z: LogPartition) -> dict[str, Float[Tensor, " W"]]:
+def log_probs_of_data(scores: Scored, Z: LogPartition) -> dict[str, Float[Tensor, " W"]]:
     """log P of each true continuation by ``lower``, ``upper`` and ``certified``."""
     log_score, log_weight = scores.log_score[:, 0], scores.log_weight
     among_candidates = log_weight.logsumexp(1) - math.log(log_weight.shape[1])

@@ -13,23 +13,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.scored import Scored
 from freenergy.evaluation.certified import BOUNDS
 from freenergy.evaluation.perplexity import Counts
-from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import log_partition
 
 _MOST_PARTS = 16  # of a window's draws; more would be slow and change nothing that is seen
 
 
-def draws_curve(scores: WindowScores) -> list[dict[str, Any]]:
+def draws_curve(scores: Scored, counts: Counts) -> list[dict[str, Any]]:
     """Rows with ``draws``, ``lower``, ``upper``, ``certified`` and ``base``, perplexities per token."""
-    return curve_of(curve_numbers(scores), scores.log_base[:, 0], scores.counts, scores.draws)
+    return curve_of(curve_numbers(scores), scores.log_base[:, 0], counts, scores.num - 1)
 
 
-def curve_numbers(scores: WindowScores) -> Float[Tensor, "W steps bounds"]:
+def curve_numbers(scores: Scored) -> Float[Tensor, "W steps bounds"]:
     """log P of each true continuation from each number of draws by each bound: all of a window that the curve needs."""
     log_score = scores.log_score[:, :1]
-    return torch.stack([log_score - _averaged(scores, m) for m in steps(scores.draws)], dim=1)
+    return torch.stack([log_score - _averaged(scores, m) for m in steps(scores.num - 1)], dim=1)
 
 
 def curve_of(
@@ -54,9 +54,9 @@ def steps(draws: int) -> list[int]:
     return [*powers, draws]
 
 
-def _averaged(scores: WindowScores, m: int) -> Float[Tensor, "W bounds"]:
+def _averaged(scores: Scored, m: int) -> Float[Tensor, "W bounds"]:
     """log Z of each window by each bound, from m draws, averaged over disjoint parts."""
-    log_w, W, parts = scores.log_weight, len(scores.counts), min(scores.draws // m, _MOST_PARTS)
+    log_w, W, parts = scores.log_weight, len(scores), min((scores.num - 1) // m, _MOST_PARTS)
     drawn = log_w[:, 1 : 1 + parts * m].reshape(W * parts, m)
     found = log_partition(drawn)
     own = log_w[:, :1].expand(W, parts).reshape(W * parts)

@@ -14,30 +14,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.core.scored import Scored
 from freenergy.evaluation.perplexity import Counts, measured_rate
-from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import LogPartition, log_partition
 
 TEXTS = ("human", "base", "joint")
 MODELS = ("base", "joint")
 
 
-def densities(scores: WindowScores, chosen: dict[str, Int[Tensor, " W"]]) -> dict[str, Any]:
+def densities(scores: Scored, counts: Counts, chosen: dict[str, Int[Tensor, " W"]]) -> dict[str, Any]:
     """Values of each text under each model; ``chosen`` says which candidate of each window is base and joint text.
 
     Candidate 0 is the human one. ``difference_of_means[model][text]`` = [human − text, low, high].
     """
-    return densities_of(density_numbers(scores, log_partition(scores.log_weight[:, 1:]), chosen), scores.counts)
+    return densities_of(density_numbers(scores, log_partition(scores.log_weight[:, 1:]), chosen), counts)
 
 
 def density_numbers(
-    scores: WindowScores, Z: LogPartition, chosen: dict[str, Int[Tensor, " W"]]
+    scores: Scored, Z: LogPartition, chosen: dict[str, Int[Tensor, " W"]]
 ) -> Float[Tensor, "W models texts"]:
     """Nats a token of the human, the base and the joint text of each window under base and residual model."""
     log_z = torch.where(Z.jackknife.isfinite(), Z.jackknife, Z.lower).unsqueeze(1)
     columns = torch.stack([torch.zeros_like(chosen["base"]), chosen["base"], chosen["joint"]], dim=1)
     log_base, log_score, lengths = (
-        table.gather(1, columns) for table in (scores.log_base, scores.log_score, scores.lengths)
+        table.gather(1, columns) for table in (scores.log_base, scores.log_score, scores.x.lengths.double())
     )
     return torch.stack([log_base / lengths, (log_score - log_z) / lengths], dim=1)
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
+from freenergy.core.scored import Scored
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Corpus, Windows
-from freenergy.evaluation.scores import WindowScores
 from freenergy.training.contrastive_batches import StoredContrast
 
 _BATCH_SIZE = 1 << 15  # candidates in memory
@@ -29,7 +29,7 @@ class Chooser:
         self._base = rng.child("base")
         self._joint = [rng.child("joint", r) for r in range(versions)]
 
-    def __call__(self, scores: WindowScores) -> dict[str, Int[Tensor, "W versions"]]:
+    def __call__(self, scores: Scored) -> dict[str, Int[Tensor, "W versions"]]:
         """Columns of ``base`` and ``joint`` text for the next W windows."""
         log_w, versions = scores.log_weight[:, 1:], len(self._joint)
         base = self._base.uniform(*log_w.shape).argsort(1)[:, :versions] + 1
@@ -47,12 +47,13 @@ def picked(contrast: StoredContrast, columns: Int[Tensor, "W R"]) -> Continuatio
 
 
 def shown_window(
-    x: Continuations, scores: WindowScores, w: int, columns: dict[str, Int[Tensor, "W R"]], corpus: Corpus
+    scores: Scored, w: int, columns: dict[str, Int[Tensor, "W R"]], corpus: Corpus
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A ``sample`` (base and joint text beside human text) and an ``example`` (best, typical and worst draw by energy).
 
-    Of the w-th of W windows; x are its candidates.
+    Of the w-th of W windows.
     """
+    x = scores.x[w : w + 1]
     decode, texts = corpus.tokenizer.decode, x.lists()[0]
     prefix = decode(x.contexts.lists()[0])
     base, joint = (int(columns[name][w, 0]) for name in ("base", "joint"))
@@ -64,7 +65,7 @@ def shown_window(
     return sample, {"prefix": prefix, **told}
 
 
-def _told(scores: WindowScores, w: int, i: int, text: str) -> dict[str, Any]:
+def _told(scores: Scored, w: int, i: int, text: str) -> dict[str, Any]:
     return {"text": text, "energy": scores.energy[w, i].item(), "log_base": scores.log_base[w, i].item()}
 
 

@@ -13,28 +13,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
+from freenergy.core.scored import Scored
 from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import WindowNumbers
 from freenergy.evaluation.curves import curve_numbers
 from freenergy.evaluation.densities import density_numbers
 from freenergy.evaluation.examples import Chooser, shown_window
-from freenergy.evaluation.scores import WindowScores
-from freenergy.training.contrastive_batches import StoredContrast
 
 
 @final
 class Folding:
     """Takes the windows in their order; ``samples`` of them are shown."""
 
-    def __init__(self, contrast: StoredContrast, corpus: Corpus, samples: int, versions: int, rng: Rng) -> None:
-        self._contrast, self._corpus, self._samples = contrast, corpus, samples
+    def __init__(self, corpus: Corpus, samples: int, versions: int, rng: Rng) -> None:
+        self._corpus, self._samples = corpus, samples
         self._choose, self._seen = Chooser(versions, rng), 0
         self._numbers: list[WindowNumbers] = []
         self._tensors: dict[str, list[Tensor]] = {"base": [], "joint": [], "curve": [], "densities": []}
         self.samples: list[dict[str, Any]] = []
         self.examples: list[dict[str, Any]] = []
 
-    def add(self, scores: WindowScores) -> None:
+    def add(self, scores: Scored) -> None:
         """The next windows."""
         found, columns = WindowNumbers.of(scores), self._choose(scores)
         first = {name: chosen[:, 0] for name, chosen in columns.items()}
@@ -42,12 +41,11 @@ class Folding:
         self._numbers.append(found)
         for name, values in new.items():
             self._tensors[name].append(values)
-        for w in range(min(len(scores.counts), self._samples - self._seen)):
-            x = self._contrast.all(torch.tensor([self._seen + w]))
-            sample, example = shown_window(x, scores, w, columns, self._corpus)
+        for w in range(min(len(scores), self._samples - self._seen)):
+            sample, example = shown_window(scores, w, columns, self._corpus)
             self.samples.append(sample)
             self.examples.append(example)
-        self._seen += len(scores.counts)
+        self._seen += len(scores)
 
     @property
     def numbers(self) -> WindowNumbers:

@@ -16,7 +16,6 @@ from freenergy.evaluation.layout import log_probs_folder, positions_folder, scor
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, scores_path, write_log_probs, write_scores
 from freenergy.evaluation.summary import JointSubject, Subject, score_cache
-from freenergy.models.residual import Residual
 
 Item = tuple[Any, ...]
 
@@ -60,13 +59,13 @@ class EvaluationShards:
     def _score(self, joint: JointSubject, k: int) -> None:
         assert self.cache is not None
         chunk = self.cache.chunk(k)
-        write_scores(self.subject.lm, joint.energy, self.cache, scores_folder(self.folder), chunk, joint.batch)
+        write_scores(self.subject.residual, self.cache, scores_folder(self.folder), chunk, joint.batch)
 
     def _step(self, joint: JointSubject, b: int) -> None:
         x = self.subject.windows.continuations(joint.store.rows[b : b + 1].numpy())
         space, path = self.subject.corpus.space, position_path(positions_folder(self.folder), b)
         rng = self.rng.child("positions").child(b)
-        write_position(Residual(self.subject.lm, joint.energy), x, space, joint.position_draws, path, rng)
+        write_position(self.subject.residual, x, space, joint.position_draws, path, rng)
 
     def _scores(self) -> Iterator[Item]:
         for k, chunk in enumerate(self.cache.chunks() if self.cache is not None else []):

@@ -30,7 +30,7 @@ from freenergy.evaluation.folding import Folding
 from freenergy.evaluation.layout import WINDOWS, log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
-from freenergy.evaluation.scores import WindowScores, scored_chunks, window_log_probs
+from freenergy.evaluation.scores import scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
@@ -67,6 +67,11 @@ class Subject:
     baselines: dict[str, LanguageModel]
     joint: JointSubject | None = None
 
+    @property
+    def residual(self) -> Residual:
+        """The base with the energy, where there is one."""
+        return Residual(self.lm) if self.joint is None else Residual(self.lm, self.joint.energy)
+
 
 def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
     """The whole summary; see docs/evaluation.md for its fields."""
@@ -96,15 +101,11 @@ def score_cache(subject: Subject, joint: JointSubject) -> FeatureCache:
     return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
 
-def _fold(subject: Subject, joint: JointSubject, counts: Counts, folder: Path, rng: Rng, progress: Progress) -> Folding:
+def _fold(subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress) -> Folding:
     """The one pass over all candidates."""
-    cache = score_cache(subject, joint)
-    folding, first = Folding(cache.contrast, subject.corpus, subject.samples, _VERSIONS, rng), 0
-    chunks = scored_chunks(subject.lm, joint.energy, cache, scores_folder(folder), progress, rows=joint.batch)
-    for numbers in chunks:
-        last = first + len(numbers["energy"])
-        folding.add(WindowScores(**numbers, counts=counts[first:last]))
-        first = last
+    folding, cache = Folding(subject.corpus, subject.samples, _VERSIONS, rng), score_cache(subject, joint)
+    for scores in scored_chunks(subject.residual, cache, scores_folder(folder), progress, rows=joint.batch):
+        folding.add(scores)
     return folding
 
 
@@ -114,7 +115,7 @@ def _joint(
     """What is told of the residual model, and its certificate for others to be compared with."""
     rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
     counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
-    folding = _fold(subject, joint, counts, folder, rng.child("texts"), progress)
+    folding = _fold(subject, joint, folder, rng.child("texts"), progress)
     numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
     report = joint_report(numbers, counts)
     if subject.split in ("train", "validation"):
@@ -144,7 +145,7 @@ def _positions(
         return []
     first = joint.store.rows[: joint.position_windows].numpy()
     return by_position(
-        Residual(subject.lm, joint.energy),
+        subject.residual,
         subject.windows.continuations(first),
         subject.windows.documents[first],
         subject.corpus.space,

@@ -1,9 +1,10 @@
 """log Z and what can be certified without it."""
 
+from freenergy.core.scored import effective_sample_size
 from freenergy.partition.adaptive import StoppingRule, estimate_log_partition
-from freenergy.partition.certificate import certified_gain, effective_sample_size
+from freenergy.partition.certificate import certified_gain
 from freenergy.partition.distinct import distinct
-from freenergy.partition.drawing import WeightedDraws, ancestral, log_weights, stratified
+from freenergy.partition.drawing import ancestral, log_weights, stratified
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.exact import exact_log_partition
 from freenergy.partition.steps import StepLogProbs, step_log_probs
@@ -14,7 +15,6 @@ __all__ = [
     "StepLogProbs",
     "StoppingRule",
     "WeightSums",
-    "WeightedDraws",
     "ancestral",
     "certified_gain",
     "distinct",

@@ -7,8 +7,6 @@ log P_LM(x) + gain(x) is in expectation over the x_i a lower bound on the log-pr
 gain on held-out text is nats a sequence that are really there. It is at most log n, and at n = 1 it is 0. It equals
 log n minus the ranking loss with n − 1 negatives. Where draws come from another law q, put log q − log P_LM + E for E:
 the gain is then over q.
-
-    ESS = (Σ w)² / Σ w²          of n draws with weights w
 """
 
 import math
@@ -28,13 +26,3 @@ def certified_gain(
     """
     log_weight = -torch.cat([data.reshape(-1, 1), draws], dim=1).double()
     return log_weight[:, 0] - log_weight.logsumexp(1) + math.log(log_weight.shape[1])
-
-
-def effective_sample_size(log_weights: Float[Tensor, "B n"]) -> Float[Tensor, " B"]:
-    """How many equal weights would tell as much: between 1 and n; float64.
-
-    >>> effective_sample_size(torch.tensor([[5.0, 5.0], [5.0, -999.0]]))
-    tensor([2., 1.], dtype=torch.float64)
-    """
-    log_weights = log_weights.double()
-    return (2 * log_weights.logsumexp(1) - (2 * log_weights).logsumexp(1)).exp()

@@ -22,14 +22,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import LanguageModel
+from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.lm.stepping import started
-from freenergy.partition.drawing import WeightedDraws, from_strata
+from freenergy.partition.drawing import from_strata
 
 
-def distinct(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> WeightedDraws:
-    """Up to ``num`` different continuations of each context; the factor of the places left over is 0."""
+def distinct(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> Draws:
+    """Draw up to ``num`` different continuations of each context; places that are left over have mass 0.
+
+    ``log_base`` is the log of the mass that a string stands for, each of ``num`` places being one of 1/num: with these
+    log w = log_base − log_proposal − E is right, and for strings that are taken for sure ``log_base`` is log P_LM.
+    """
     begun, (first_b, first_n) = started(contexts, base.eos), rng.origin
     beams = [
         _beam(base, begun[b : b + 1].trimmed(), num, space, rng.child("beam", first_b + b, first_n))
@@ -37,8 +41,8 @@ def distinct(base: LanguageModel, contexts: Sequences, num: int, space: Sequence
     ]
     tokens = torch.stack([_filled(tokens, num) for tokens, _ in beams])
     mass = torch.stack([torch.nn.functional.pad(mass, (0, num - len(mass))) for _, mass in beams])
-    lengths = space.lengths(tokens)
-    return WeightedDraws(Continuations(contexts, tokens, lengths), mass.log() + math.log(num))
+    x = Continuations(contexts, tokens, space.lengths(tokens))
+    return Draws(x, mass.log(), torch.full_like(mass, -math.log(num)))
 
 
 def _beam(

@@ -1,11 +1,11 @@
 """Draws from a language model, each with a weight that keeps the mean right.
 
-    Ẑ = (1/n) Σ_i a_i · e^{−E(x_i)},      E[Ẑ] = Z
+    Ẑ = (1/n) Σ_i w_i,      log w = log_base − log_proposal − E,      E[Ẑ] = Z
 
-Three ways to draw. ``ancestral``: independent draws, a = 1. ``stratified``: independent but for the first token, which
-is drawn in strata: draw i takes the first token at (i + u_i)/n of the cumulative probability, u_i uniform; a = 1, and
-the variance is never more than that of independent draws. ``distinct``: whole continuations, no two alike
-(``partition.distinct``).
+Three ways to draw. ``ancestral``: independent draws of P_LM, w = e^{−E}. ``stratified``: independent but for the first
+token, which is drawn in strata: draw i takes the first token at (i + u_i)/n of the cumulative probability, u_i uniform;
+w = e^{−E}, and the variance is never more than that of independent draws. ``distinct``: whole continuations, no two
+alike (``partition.distinct``).
 
 The certificate, the standard error, the upper estimate and k̂ are those of independent draws. For the other two
 E[Ẑ] = Z holds, hence E[log Ẑ] ≤ log Z; there is no certificate, and the standard error is told too large, since it
@@ -13,7 +13,7 @@ knows nothing of what they save.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -23,42 +23,39 @@ from torch.nn.utils.rnn import pad_sequence
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
-from freenergy.core.roles import Energy, LanguageModel
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.roles import Draws, Energy, LanguageModel
+from freenergy.core.scored import Scored
+from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.energies.call import energies_in_batches
 from freenergy.lm.stepping import started
 
 _PARTS = 64  # drawn from at once: the last ones hold most of the vocabulary
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WeightedDraws:
-    """Continuations of B contexts and log a of each, −inf where there was nothing more to draw."""
-
-    x: Continuations
-    log_factor: Float[Tensor, "batch num"]
+Drawing = Callable[[LanguageModel, Sequences, int, SequenceSpace, Rng], Draws]
 
 
-Drawing = Callable[[LanguageModel, Sequences, int, SequenceSpace, Rng], WeightedDraws]
+def ancestral(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> Draws:
+    """Draw independently."""
+    return _own(base.sample(contexts, num, space, rng))
 
 
-def ancestral(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> WeightedDraws:
-    """Independent draws."""
-    x = base.sample(contexts, num, space, rng).x
-    return WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64))
-
-
-def stratified(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> WeightedDraws:
-    """First tokens as often as their probability says, to within two; the rest of each draw is independent."""
+def stratified(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> Draws:
+    """Draw first tokens as often as their probability says, to within two; the rest of each draw is independent."""
     probs = base.next_log_probs(started(contexts, base.eos)).double().cpu().exp()
     first_b, first_n = rng.origin
     first = torch.stack([from_strata(p, num, rng.child("first", first_b + b, first_n)) for b, p in enumerate(probs)])
-    x = base.sample(contexts, num, space, FirstGiven(rng, first)).x
-    if not torch.equal(x.tokens[:, :, 0].cpu(), first):
+    draws = base.sample(contexts, num, space, FirstGiven(rng, first))
+    if not torch.equal(draws.x.tokens[:, :, 0].cpu(), first):
         raise UserError(
             f"{type(base).__name__} draws its tokens elsewhere, so first tokens cannot be stratified: draw ancestrally"
         )
-    return WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64))
+    return _own(draws)
+
+
+def _own(draws: Draws) -> Draws:
+    """Set q = P_LM: nothing was truncated, so the two log-probabilities differ at most by rounding."""
+    return replace(draws, log_proposal=draws.log_base)
 
 
 def from_strata(mass: Float[Tensor, " V"], num: int, rng: Rng) -> Int[Tensor, " num"]:
@@ -80,14 +77,11 @@ def from_strata(mass: Float[Tensor, " V"], num: int, rng: Rng) -> Int[Tensor, " 
     return torch.searchsorted(ends, middle, right=True).clamp(max=int(mass.nonzero().max()))
 
 
-@torch.no_grad()
-def log_weights(energy: Energy, draws: WeightedDraws, *, rows: int = 256) -> Float[Tensor, "B N"]:
-    """log a − E of each draw, at most ``rows`` at once, float64."""
-    x = draws.x
-    each = max(1, rows // x.shape[0])
-    parts = [energy(x.candidates(slice(n, n + each))).double().cpu() for n in range(0, x.shape[1], each)]
-    # a factor of zero is a place without a draw, whatever its energy
-    return torch.where(draws.log_factor > -torch.inf, draws.log_factor - torch.cat(parts, dim=1), -torch.inf)
+def log_weights(energy: Energy, draws: Draws) -> Float[Tensor, "B N"]:
+    """Return log w of each draw, float64; an energy of +inf is a weight of zero."""
+    log_base, log_proposal = draws.log_base.double().cpu(), draws.log_proposal.double().cpu()
+    E = energies_in_batches(energy, draws.x, allow_inf=True)
+    return Scored(x=draws.x, log_base=log_base, log_proposal=log_proposal, energy=E, law="model").log_weight
 
 
 @final

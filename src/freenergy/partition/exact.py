@@ -14,9 +14,9 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel, Model, Target
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.energies.call import energies_in_batches
 from freenergy.lm.stepping import started
 from freenergy.models.residual import residual_of
-from freenergy.partition.drawing import WeightedDraws, log_weights
 
 _ROWS = 4096
 
@@ -36,8 +36,8 @@ def exact_after(target: Target[Model], heads: Int[Tensor, "B t"]) -> Float[Tenso
     for some in (strings[i : i + _ROWS] for i in range(0, len(strings), _ROWS)):
         tokens, lengths = some.tokens.expand(B, *some.tokens.shape), some.lengths.expand(B, -1)
         x = Continuations(read, tokens, lengths)
-        each = WeightedDraws(completed(contexts, heads, x), _log_base(model.base, x, space))
-        total = torch.logaddexp(total, log_weights(model.energy, each).logsumexp(1))
+        E = energies_in_batches(model.energy, completed(contexts, heads, x), allow_inf=True)
+        total = torch.logaddexp(total, (_log_base(model.base, x, space) - E).logsumexp(1))
     return total
 
 

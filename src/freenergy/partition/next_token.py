@@ -31,8 +31,9 @@ from freenergy.core.progress import Advance, Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.energies.call import energies_in_batches
 from freenergy.models.residual import Residual, residual_of
-from freenergy.partition.drawing import FirstGiven, WeightedDraws, log_weights
+from freenergy.partition.drawing import FirstGiven
 from freenergy.partition.exact import after, completed, exact_after
 from freenergy.partition.weights import log_partition
 
@@ -193,7 +194,7 @@ def _rolled_out(
     each, log_w, tokens = first.flatten(), [], 0
     for n in range(0, len(each), _ROWS):
         x = first_given(left, head, each[n : n + _ROWS], rng.shift(candidates=n)).x
-        log_w.append(log_weights(left.model.energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0])
+        log_w.append(-energies_in_batches(left.model.energy, x, allow_inf=True)[0])  # draws of P_LM itself: w = e^{−E}
         tokens += int(x.lengths.sum()) - x.shape[1] * (len(head) + 1)
         advance(x.shape[1])
     found = log_partition(torch.cat(log_w).view(first.shape))
@@ -214,7 +215,7 @@ def _summed(target: Target[Residual], heads: Int[Tensor, "1 t"], log_p: Float[Te
     log_z = torch.zeros(V, dtype=torch.float64)
     if ends.any():
         x = Continuations(context, grown[ends].unsqueeze(0), torch.full((1, int(ends.sum())), t + 1))
-        log_z[ends] = log_weights(target.model.energy, WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64)))[0]
+        log_z[ends] = -energies_in_batches(target.model.energy, x, allow_inf=True)[0]
     if not ends.all():
         going = grown[~ends]
         contexts = Sequences(context.tokens.expand(len(going), -1), context.lengths.expand(len(going)))

@@ -22,9 +22,10 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
 from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.energies.call import energies_in_batches
 from freenergy.models.residual import Residual
 from freenergy.partition.distinct import distinct
-from freenergy.partition.drawing import WeightedDraws, log_weights, stratified
+from freenergy.partition.drawing import log_weights, stratified
 from freenergy.partition.exact import after, check_in_space, completed, exact_after
 from freenergy.partition.weights import log_partition
 
@@ -62,7 +63,7 @@ def step_log_probs(
     log_base = torch.zeros(B, L, dtype=torch.float64)
     lower, upper = torch.zeros(B, L + 1, dtype=torch.float64), torch.zeros(B, L + 1, dtype=torch.float64)
     ends = torch.arange(L + 1) == lengths.unsqueeze(1)
-    lower[ends] = upper[ends] = -model.energy(x)[:, 0].double().cpu()
+    lower[ends] = upper[ends] = -energies_in_batches(model.energy, x, allow_inf=True)[:, 0]
     for t in range(int(lengths.max())):
         b = (lengths > t).nonzero().flatten()
         heads, left = tokens[b, :t], replace(space, length=space.length - t)
@@ -95,7 +96,7 @@ def _endings(
         contexts = x.contexts[some]
         stream = rng.shift(contexts=int(some[0]))
         drawn = draw(model.base, after(contexts, head, model.base.eos), draws, left, stream)
-        found.append(log_weights(model.energy, WeightedDraws(completed(contexts, head, drawn.x), drawn.log_factor)))
+        found.append(log_weights(model.energy, replace(drawn, x=completed(contexts, head, drawn.x))))
     return torch.cat(found)
 
 

@@ -29,11 +29,10 @@ from torch import Tensor
 from freenergy.core.progress import Advance
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
-from freenergy.core.scored import Law, Scored
+from freenergy.core.scored import Law, Scored, effective_sample_size
 from freenergy.core.sequences import Continuations
 from freenergy.lm.stepping import Walk, begin
 from freenergy.models.residual import residual_of
-from freenergy.partition.certificate import effective_sample_size
 from freenergy.partition.drawing import from_strata
 
 Ancestry = Literal["strata", "multinomial"]

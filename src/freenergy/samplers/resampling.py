@@ -29,7 +29,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
 from freenergy.samplers.requests import DrawRequest, drive
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, effective, picked
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, picked
 
 
 @final
@@ -75,7 +75,7 @@ class Resampling:
             parts.append((yield from replace(request, first=n, num=num).in_parts()))
             n += num
             found = Scored.cat(parts, dim=1)
-            if self.effective is not None and effective(found.log_weight) >= self.effective:
+            if self.effective is not None and found.ess.item() >= self.effective:
                 break
         return found
 
@@ -121,7 +121,7 @@ def _chosen(log_weight: Float[Tensor, " n"], num: int, replacement: bool, rng: R
 
 
 def _notes(candidates: Scored, goal: float | None) -> tuple[str, ...]:
-    n, ess = candidates.num, effective(candidates.log_weight)
+    n, ess = candidates.num, candidates.ess.item()
     notes = []
     if n > 1 and (why := log_partition(candidates.log_weight).verdicts()[0]):
         notes.append(f"the result follows its target only roughly: {why}; take more candidates")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -80,10 +79,3 @@ def check_call(target: Target[Model], num: int) -> None:
         raise UserError(f"{len(target)} contexts were given to a sampler: give one at a time")
     if num < 1:
         raise UserError(f"{num} results were asked for: ask for 1 or more")
-
-
-def effective(log_weight: Float[Tensor, "1 N"]) -> float:
-    """The effective sample size of one context's draws; 0 where none has weight."""
-    if (log_weight == -torch.inf).all():
-        return 0.0
-    return float((2 * log_weight.logsumexp(1) - (2 * log_weight).logsumexp(1)).exp())

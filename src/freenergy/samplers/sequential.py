@@ -24,10 +24,10 @@ from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
-from freenergy.core.scored import Law
+from freenergy.core.scored import Law, effective_sample_size
 from freenergy.core.sequences import Continuations
 from freenergy.samplers.particles import Ancestry, Exchange, Island, looks, run_island
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, effective
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
 
 _FEW = 10.0
 
@@ -143,7 +143,7 @@ class Sequential:
             is_estimated=True,
             base_tokens=particles.base_tokens,
             log_partition=float(particles.log_partition),
-            ess=effective(log_weight),
+            ess=effective_sample_size(log_weight).item(),
             notes=_notes(particles),
         )
 
@@ -155,7 +155,8 @@ def _even(total: int, most: int) -> list[int]:
 
 
 def _notes(particles: Particles) -> tuple[str, ...]:
-    n, ess, origins = particles.log_weight.shape[1], effective(particles.log_weight), particles.origins
+    n, origins = particles.log_weight.shape[1], particles.origins
+    ess = effective_sample_size(particles.log_weight).item()
     notes = []
     if ess < min(_FEW, n / 2):
         notes.append(f"{ess:.1f} of {n} particles are effective at the end: take more, or look at them more often")

@@ -11,7 +11,7 @@ from freenergy.core.scored import Scored
 from freenergy.corpus import Tokenizer
 from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
-from freenergy.samplers.sampled import Sampled, effective
+from freenergy.samplers.sampled import Sampled
 
 if TYPE_CHECKING:
     import pandas
@@ -155,7 +155,7 @@ def weights(candidates: Scored) -> dict[str, Any]:
     return {
         "candidates": n,
         "distinct": int(candidates.first().sum()),
-        "ess": effective(candidates.log_weight),
+        "ess": candidates.ess.item(),
         "largest_share": float(candidates.share.max()),
         "k_hat": None if found is None else finite(float(found.k_hat)),
         "log_partition": None if found is None else finite(float(found.lower)),

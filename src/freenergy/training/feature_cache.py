@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from freenergy.core.files import atomic_write, fingerprint, read_tensors
 from freenergy.core.progress import Progress
+from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.features import FeatureEnergy
@@ -97,7 +98,7 @@ class FeatureCache:
         return x if self.length is None else cut(x, self.length)
 
     @torch.no_grad()
-    def energies(self, energy: nn.Module, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
+    def energies(self, energy: Energy, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
         """E of one chunk, float64; linear energies by their features, networks by reading ``rows`` strings at once."""
         if isinstance(energy, EnergySum):
             return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in energy.terms()]).sum(0)

@@ -15,11 +15,11 @@ from freenergy.partition import (
     exact_log_partition,
     log_partition,
     log_weights,
+    step_log_probs,
     stratified,
 )
-from freenergy.partition import drawing as module
 from freenergy.partition.distinct import take
-from freenergy.partition.drawing import from_strata
+from freenergy.partition.drawing import FirstGiven, from_strata
 from freenergy.testing import branches
 
 V, LENGTH = 3, 2
@@ -94,12 +94,11 @@ def test_forgotten_weights_are_seen(space):
 
     def alike(*arguments):
         drawn = distinct(*arguments)
-        return module.WeightedDraws(drawn.x, torch.zeros_like(drawn.log_factor))
+        return replace(drawn, log_base=drawn.log_proposal)
 
     def fixed_start(base, contexts, num, space, rng):
         first = torch.stack([from_strata(p, num, Rng(0)) for p in base.next_log_probs(contexts).exp()])
-        x = base.sample(contexts, num, space, module.FirstGiven(rng, first)).x
-        return module.WeightedDraws(x, torch.zeros(x.shape, dtype=torch.float64))
+        return base.sample(contexts, num, space, FirstGiven(rng, first))
 
     for mutant, num in ((alike, 5), (fixed_start, 2)):
         assert abs(mean_and_variance(walked(mutant, num, space))[0] - Z) > 1e-3
@@ -120,17 +119,17 @@ def test_distinct_draws_of_the_whole_space_are_exact(space):
         assert len(found) == 1
         assert found[0][1] == pytest.approx(Z, rel=1e-14)
     drawn = distinct(BASE, CONTEXT, space.size + 4, space, Rng(0))
-    assert (drawn.log_factor == -math.inf).sum() == 4
+    assert (drawn.log_base == -math.inf).sum() == 4
 
 
 @each_space
 def test_distinct_draws_are_distinct(space):
     for _, drawn in branches(lambda rng: distinct(BASE, CONTEXT, 4, space, rng)):
         strings = [tuple(string) for string in drawn.x.lists()[0]]
-        strings = strings[: int((drawn.log_factor > -math.inf).sum())]
+        strings = strings[: int((drawn.log_base > -math.inf).sum())]
         assert len(set(strings)) == len(strings) >= 2
         assert set(strings) <= {tuple(string) for string in space.enumerate().lists()}
-        assert drawn.log_factor.logsumexp(1).item() == pytest.approx(math.log(4), abs=1e-12)  # masses add up to one
+        assert drawn.log_base.logsumexp(1).item() == pytest.approx(0, abs=1e-12)  # masses add up to one
 
 
 def test_what_is_taken_stands_for_the_rest():
@@ -245,6 +244,25 @@ def test_adaptive_draws_do_not_trust_a_warned_estimate():
     assert found.verdict() == ""
     found = estimate_log_partition(wild, Rng(2), until=until)
     assert found.n == 700 or found.verdict() == ""
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_bad_energies_are_refused_wherever_they_are_read(value):
+    """NaN and −inf by name of the energy; +inf is a weight of zero. A mutant that reads unchecked gives NaN or inf."""
+    bad = Residual(BASE, lambda x: torch.where(x.tokens[:, :, 0] == 1, value, 0.0).double())
+    target, x = Target(bad, CONTEXT, FIXED), Continuations.from_lists([[2]], [[[1, 1]]])
+    calls = [
+        lambda: exact_log_partition(target),
+        lambda: estimate_log_partition(target, Rng(0)),
+        lambda: log_weights(bad.energy, distinct(BASE, CONTEXT, 9, FIXED, Rng(0))),
+        lambda: step_log_probs(bad, x, FIXED, Rng(0), draws=2),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=f"the energy function returned {value}"):
+            call()
+    forbidding = Residual(BASE, lambda x: torch.where(x.tokens[:, :, 0] == 1, math.inf, 0.0).double())
+    allowed = 1 - BASE.next_log_probs(CONTEXT)[0, 1].exp().item()
+    assert exact_log_partition(Target(forbidding, CONTEXT, FIXED)).exp().item() == pytest.approx(allowed)
 
 
 def test_bad_settings_are_refused():

@@ -286,7 +286,7 @@ def test_given_first_tokens_keep_their_probabilities():
 class Elsewhere:
     """A language model that draws where our random numbers do not reach."""
 
-    vocab_size, eos, max_length = V, 0, None
+    vocab_size, eos, max_length, draws_here = V, 0, None, False
     log_prob, next_log_probs = BASE.log_prob, BASE.next_log_probs
 
     def sample(self, contexts, num, space, rng, truncation=Truncation()):  # noqa: B008
@@ -303,7 +303,7 @@ class Elsewhere:
         ({"completions": 1}, "set completions to 2 or more"),
         ({"context": Sequences.from_lists([[1], [2]])}, "2 contexts"),
         ({"base": Elsewhere()}, "draws its tokens elsewhere"),
-        ({"energy": lambda x: torch.full(x.shape, math.nan)}, "is nan"),
+        ({"energy": lambda x: torch.full(x.shape, math.nan)}, "returned nan"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

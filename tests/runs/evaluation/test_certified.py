@@ -3,16 +3,17 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from freenergy import Continuations, Rng, SequenceSpace, TabularLM, UserError
+from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, Truncation, UserError
+from freenergy.core.scored import Scored
 from freenergy.energies.call import energies_in_batches, energies_of
 from freenergy.evaluation.certified import log_probs_of_data, measure_joint
 from freenergy.evaluation.perplexity import Counts, measured_rate
-from freenergy.evaluation.scores import WindowScores
 from freenergy.partition import certified_gain, log_partition
 
 
@@ -21,12 +22,16 @@ def scores_of(energy, log_base=None, tokens=None, documents=None, log_proposal=N
     log_base = torch.full((W, n), -10.0, dtype=torch.float64) if log_base is None else log_base
     tokens = np.full(W, 4.0) if tokens is None else tokens
     counts = Counts(tokens, tokens / 2, tokens * 3, np.arange(W) if documents is None else documents)
-    lengths = torch.from_numpy(tokens).unsqueeze(1).expand(W, n).contiguous()
-    return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts, log_proposal=log_proposal)
+    lengths = torch.from_numpy(tokens).long().unsqueeze(1).expand(W, n)
+    x = Continuations(Sequences.from_lists([[1]] * W), torch.zeros(W, n, int(tokens.max())).long(), lengths)
+    found = Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy)
+    if log_proposal is not None:
+        found = replace(found, log_proposal=log_proposal, law="model", truncation=Truncation(temperature=2.0))
+    return found, counts
 
 
 def report(energy, **others):
-    return measure_joint(scores_of(energy, **others))
+    return measure_joint(*scores_of(energy, **others))
 
 
 def test_an_energy_of_zero_gains_nothing():
@@ -147,7 +152,7 @@ def expected(choose, draws=2):
     log_joint = log_base - energy - log_z
     rows = [list(row) for row in itertools.product(range(len(log_base)), repeat=draws + 1)]
     index = torch.tensor(rows)
-    some = scores_of(energy[index], log_base=log_base[index])
+    some, _ = scores_of(energy[index], log_base=log_base[index])
     p = (log_joint[index[:, 0]] + log_base[index[:, 1:]].sum(1)).exp()
     assert p.sum().item() == pytest.approx(1)
     log_p = choose(some)

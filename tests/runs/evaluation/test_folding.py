@@ -4,55 +4,53 @@ import numpy as np
 import pytest
 import torch
 
-from freenergy import Rng
+from freenergy import Continuations, Rng, Sequences, Truncation
+from freenergy.core.scored import Scored
 from freenergy.evaluation.certified import WindowNumbers, joint_report, measure_joint
 from freenergy.evaluation.curves import curve_numbers, curve_of, draws_curve
 from freenergy.evaluation.densities import densities, densities_of, density_numbers
 from freenergy.evaluation.examples import Chooser
 from freenergy.evaluation.perplexity import Counts
-from freenergy.evaluation.scores import WindowScores
 
 W, N = 11, 40
+TOKENS = np.arange(1.0, W + 1)
+COUNTS = Counts(TOKENS, TOKENS / 2, TOKENS * 3, np.arange(W) // 3)
 
 
-def scores(leave_self_out=True):
+def scores(is_own=True):
     energy, log_base = Rng(1).normal(W, N), -5 - Rng(2).normal(W, N).abs()
     energy[:, 3] = energy[:, 0]  # a tie, and a draw at zero
     energy[:, 5] = 0
-    log_proposal = None if leave_self_out else log_base + 0.3 * Rng(3).normal(W, N)
-    lengths, tokens = (1 + 9 * Rng(4).uniform(W, N)).floor(), np.arange(1.0, W + 1)
-    counts = Counts(tokens, tokens / 2, tokens * 3, np.arange(W) // 3)
-    return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts, log_proposal=log_proposal)
+    lengths = (1 + 9 * Rng(4).uniform(W, N)).floor().long()
+    x = Continuations(Sequences.from_lists([[1]] * W), torch.zeros(W, N, 10).long(), lengths)
+    if is_own:
+        return Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy)
+    log_q, hot = log_base + 0.3 * Rng(3).normal(W, N), Truncation(temperature=2.0)
+    return Scored(x=x, log_base=log_base, log_proposal=log_q, energy=energy, law="model", truncation=hot)
 
 
 def chunks(whole, size):
-    for first in range(0, W, size):
-        some = slice(first, first + size)
-        log_q = None if whole.log_proposal is None else whole.log_proposal[some]
-        yield WindowScores(
-            log_base=whole.log_base[some], energy=whole.energy[some], lengths=whole.lengths[some],
-            counts=whole.counts[some], log_proposal=log_q,
-        )  # fmt: skip
+    return [whole[first : first + size] for first in range(0, W, size)]
 
 
 @pytest.mark.parametrize("size", [1, 4, W])
-@pytest.mark.parametrize("leave_self_out", [True, False])
-def test_the_report(size, leave_self_out):
-    whole = scores(leave_self_out)
-    folded = joint_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), whole.counts)
-    assert folded == measure_joint(whole)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_report(size, is_own):
+    whole = scores(is_own)
+    folded = joint_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), COUNTS)
+    assert folded == measure_joint(whole, COUNTS)
     won = (whole.energy[:, :1] < whole.energy[:, 1:]).double().mean() + 0.5 / (N - 1)
     assert folded.pair_accuracy == pytest.approx(won.item())
     above = (whole.energy[:, 1:] > 0).double().mean().item() + 0.5 / (N - 1)
     assert folded.nce_accuracy == pytest.approx(((whole.energy[:, 0] < 0).double().mean().item() + above) / 2)
-    assert (folded.ceiling_percent is None) is not leave_self_out
+    assert (folded.ceiling_percent is None) is not is_own
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_the_curve(size):
     whole = scores()
     kept = torch.cat([curve_numbers(some) for some in chunks(whole, size)])
-    assert curve_of(kept, whole.log_base[:, 0], whole.counts, N - 1) == draws_curve(whole)
+    assert curve_of(kept, whole.log_base[:, 0], COUNTS, N - 1) == draws_curve(whole, COUNTS)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -71,8 +69,8 @@ def test_texts_and_densities(size):
         assert not torch.equal(torch.cat([part[name] for part in anew]), columns)
     assert all(len(set(row)) == 3 for row in wanted["base"].tolist())
     assert wanted["joint"].min() >= 1
-    told = densities(whole, {name: columns[:, 0] for name, columns in wanted.items()})
-    assert densities_of(torch.cat(values), whole.counts) == told
+    told = densities(whole, COUNTS, {name: columns[:, 0] for name, columns in wanted.items()})
+    assert densities_of(torch.cat(values), COUNTS) == told
 
 
 def test_nothing_that_is_kept_holds_on_to_the_candidates():

@@ -5,14 +5,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, UserError
+from freenergy import Continuations, HuggingFaceLM, Rng, UserError
 from freenergy.core.progress import Silent
 from freenergy.corpus import BytePairTokenizer, CorpusSettings
 from freenergy.energies.logits import Logits, LogitsEnergy
-from freenergy.evaluation.joint_perplexity import joint_perplexity
 from freenergy.evaluation.perplexity import choose_windows
+from freenergy.evaluation.residual_perplexity import residual_perplexity
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.networks.blocks import LaneData
+from freenergy.models.residual import Residual
 from freenergy.recipes.experiment.language import open_language
 from freenergy.recipes.experiment.settings import LanguageSubject
 
@@ -101,9 +102,11 @@ def test_resampled_columns_are_those_of_the_joint_model(subject, measured):
     windows = corpus.windows("test")
     rows = choose_windows(len(windows), 3, "test", rng.child("windows"))
     base = HuggingFaceLM(subject.network(Rng(0)).module, eos=corpus.tokenizer.eos)
-    joint = ResidualModel(base, Logits(LogitsEnergy(), base), corpus.tokenizer)
+    joint = Residual(base, Logits(LogitsEnergy(), base))
     x, draws = windows.continuations(rows), rng.child("draws")
-    report = joint_perplexity(joint, x, 4, corpus.space, draws, documents=windows.documents[rows])
+    report = residual_perplexity(
+        joint, x, 4, corpus.space, draws, tokenizer=corpus.tokenizer, documents=windows.documents[rows]
+    )
     for bound in ("certified", "lower", "upper"):
         expected = report.perplexity["token"][bound].value
         assert numbers[f"perplexity resampled ({bound})"] == pytest.approx(expected, rel=1e-6)

@@ -27,16 +27,16 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
 from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.evaluation.bootstrap import paired_bootstrap
-from freenergy.evaluation.joint_perplexity import joint_perplexity
 from freenergy.evaluation.perplexity import Measurement, bounded_exp, choose_windows
+from freenergy.evaluation.residual_perplexity import residual_perplexity
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.load import locate_model
 from freenergy.lm.networks.blocks import BlockData, LaneData
 from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.networks.protocol import Network, Recurrent
+from freenergy.models.residual import Residual
 from freenergy.recipes.experiment.settings import LanguageSubject
 from freenergy.recipes.stages.text import open_corpus
-from freenergy.text.model import ResidualModel
 from freenergy.training.tasks.language_model import begun
 
 _BLOCKS = "blocks.safetensors"
@@ -151,12 +151,13 @@ class Language:
         rows = choose_windows(len(windows), self.settings.certified_windows, self.settings.split, rng.child("windows"))
         model: Any = copy.deepcopy(network.module)  # what measures it freezes it
         base = HuggingFaceLM(model, eos=self.corpus.tokenizer.eos)
-        report = joint_perplexity(
-            ResidualModel(base, Logits(LogitsEnergy(), base), self.corpus.tokenizer),
+        report = residual_perplexity(
+            Residual(base, Logits(LogitsEnergy(), base)),
             windows.continuations(rows),
             self.settings.candidates - 1,
             self.corpus.space,
             rng.child("draws"),
+            tokenizer=self.corpus.tokenizer,
             documents=windows.documents[rows],
             progress=progress,
         )

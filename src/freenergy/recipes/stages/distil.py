@@ -41,10 +41,11 @@ from freenergy.evaluation.baselines import Compared, compare
 from freenergy.evaluation.certified import together
 from freenergy.evaluation.distilled import PolicyScores, as_candidates, as_json, divergences
 from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_windows
-from freenergy.evaluation.scores import score_windows, window_log_probs
+from freenergy.evaluation.scores import scored_chunks, window_log_probs
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.settings import NgramBase, RemoteBase
+from freenergy.models.residual import Residual
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
@@ -192,8 +193,8 @@ class _Measuring:
     def _of_base(self) -> PolicyScores:
         """The run's candidates."""
         contrast = StoredContrast(self.windows, self.store)
-        found = self._score(self.joint.base, contrast, self.run.features, "candidates")
-        return PolicyScores(found["log_base"], self._log_probs(self.policy, contrast, "policy"), found["energy"])
+        log_base, energy = self._score(self.joint.base, contrast, self.run.features, "candidates")
+        return PolicyScores(log_base, self._log_probs(self.policy, contrast, "policy"), energy)
 
     def _of_policy(self, draws: int, mark: str) -> PolicyScores:
         """New draws of the policy for the same windows."""
@@ -203,14 +204,16 @@ class _Measuring:
         shards = NegativeShards(folder, rows, self.windows, source, identity, rng, shard=_WINDOWS, batch=1)
         shards.write(self.progress)
         contrast = StoredContrast(self.windows, NegativeStore.open(folder, identity))
-        found = self._score(self.policy, contrast, self.folder / "features", "draws")
-        return PolicyScores(self._log_probs(self.joint.base, contrast, "base"), found["log_base"], found["energy"])
+        log_pi, energy = self._score(self.policy, contrast, self.folder / "features", "draws")
+        return PolicyScores(self._log_probs(self.joint.base, contrast, "base"), log_pi, energy)
 
-    def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> dict[str, Tensor]:
-        """Energies, and log-probabilities under the model that the strings were drawn from."""
+    def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities under the model that the strings were drawn from, and energies."""
         cache = FeatureCache(features, contrast, leave_self_out=self.split == "train", batch_size=_WINDOWS)
         folder, rows = self.folder / "scores" / name, self.run.recipe.training.rows
-        return score_windows(lm, self.joint.energy, cache, folder, self.progress, rows=rows)  # type: ignore[arg-type]
+        chunks = scored_chunks(Residual(lm, self.joint.energy), cache, folder, self.progress, rows=rows)
+        log_p, energy = zip(*((found.log_base, found.energy) for found in chunks), strict=True)
+        return torch.cat(log_p), torch.cat(energy)
 
     def _log_probs(self, lm: LanguageModel, contrast: StoredContrast, name: str) -> Float[Tensor, "W m"]:
         """Log-probabilities under the other model."""

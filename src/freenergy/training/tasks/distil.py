@@ -43,7 +43,6 @@ from freenergy.energies.saving import copied
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.presets import set_dropout
 from freenergy.models.residual import Residual
-from freenergy.partition import effective_sample_size
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.epoch_order import Shuffled
 from freenergy.training.loop import Step, fit_watched
@@ -214,7 +213,7 @@ class DistilTask:
         log_pi = self.policy.log_prob(found.x).double().cpu()
         log_q = found.log_proposal if self.settings.baseline else None
         value = distil_loss(log_pi, found.log_weight, log_proposal=log_q)
-        return Loss(value, {"ess": _effective(found)})
+        return Loss(value, {"ess": found.ess.mean().item()})
 
     def validate(self) -> Validation:
         """KL(P ‖ π) on held-out windows; a policy that is nearer than the proposal takes its place."""
@@ -227,7 +226,7 @@ class DistilTask:
         nearer = (shares(self.held_out.log_weight) * (log_pi - self.held_out.log_proposal)).sum(1).mean().item()
         if nearer > 0:
             self.proposals.accept(self._step, self.policy, q.kl - nearer)
-        more = {"nearer": nearer, "ess": _effective(self.held_out), "is_proposal": float(nearer > 0)}
+        more = {"nearer": nearer, "ess": self.held_out.ess.mean().item(), "is_proposal": float(nearer > 0)}
         return Validation(q.kl - nearer, more)
 
     @torch.no_grad()
@@ -236,11 +235,6 @@ class DistilTask:
         draws = self.proposals.lm(proposal).sample(contexts, num, self.space, rng)
         log_base = self.model.base.log_prob(draws.x) if proposal.step else draws.log_base
         return self.model.weigh(Draws(draws.x, log_base, draws.log_proposal), law="model")
-
-
-def _effective(drawn: Scored) -> float:
-    """Mean effective sample size; a context without any weight has none."""
-    return effective_sample_size(drawn.log_weight).nan_to_num(0.0).mean().item()
 
 
 def network(base: LanguageModel) -> HuggingFaceLM:

@@ -6,34 +6,36 @@ q is the base, or the base at another temperature. A truncated q (top k, nucleus
 zero: resampling from it can never write that text, so there is nothing to certify, and it is refused.
 """
 
-import torch
-from jaxtyping import Float, Integer
+from dataclasses import replace
+
+from jaxtyping import Integer
 from numpy import arange, ndarray, unique
-from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, LanguageModel, Truncation
-from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.scored import Law, Scored
+from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.certified import JointReport, WindowNumbers, check_draws, joint_report
 from freenergy.evaluation.perplexity import Counts
-from freenergy.evaluation.scores import WindowScores
+from freenergy.lm.stepping import log_proposal
+from freenergy.models.residual import Residual
 from freenergy.partition.exact import check_in_space
-from freenergy.text.model import ResidualModel
 
 _SILENT = Silent()
 _BATCH_SIZE = 256  # continuations
 
 
-def joint_perplexity(
-    model: ResidualModel,
+def residual_perplexity(
+    model: Residual,
     windows: Continuations,
     draws: int,
     space: SequenceSpace,
     rng: Rng,
     *,
+    tokenizer: Tokenizer | None = None,
     documents: Integer[ndarray, " some"] | None = None,
     truncation: Truncation = ANCESTRAL,
     progress: Progress = _SILENT,
@@ -41,7 +43,7 @@ def joint_perplexity(
     """Measure on prefixes with one true continuation each; ``space`` is the set that the continuations come from.
 
     ``documents`` says which windows are of one document (each of its own unless given). Words and bytes are counted
-    where the model has a tokenizer.
+    where a tokenizer is given.
     """
     check_draws(draws)
     check_proposal(truncation)
@@ -49,12 +51,12 @@ def joint_perplexity(
     if W < 1 or windows.shape[1] != 1:
         raise UserError(f"the windows have shape {windows.shape}: give one or more, with one true continuation each")
     check_in_space(windows, space)
-    counts = _counts(windows, arange(W) if documents is None else documents, model.tokenizer)
+    counts = _counts(windows, arange(W) if documents is None else documents, tokenizer)
     found = []
     with progress.track("perplexity of the residual model", W, "windows") as advance:
         for b in range(W):
             one = slice(b, b + 1)
-            scores = _score(model, windows[one], counts[one], draws, space, rng.shift(contexts=b), truncation)
+            scores = _score(model, windows[one], draws, space, rng.shift(contexts=b), truncation)
             found.append(WindowNumbers.of(scores))
             advance(1)
     return joint_report(WindowNumbers.cat(found), counts)
@@ -69,42 +71,20 @@ def check_proposal(truncation: Truncation) -> None:
         )
 
 
-def log_proposal_of(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B 1"]:
-    """log q of one given continuation of each context, token by token."""
-    if truncation.is_identity:
-        return lm.log_prob(x).double().cpu()
-    (B, _), contexts, total = x.shape, x.contexts.lists(), torch.zeros(x.shape[0], 1, dtype=torch.float64)
-    rows = [row[0] for row in x.lists()]
-    for t in range(max(map(len, rows), default=0)):
-        going = [b for b in range(B) if t < len(rows[b])]
-        before = Sequences.from_lists([contexts[b] + rows[b][:t] for b in going])
-        log_q = truncation(lm.next_log_probs(before).double().cpu())
-        chosen = torch.tensor([rows[b][t] for b in going])
-        total[going, 0] += log_q.gather(1, chosen.unsqueeze(1)).squeeze(1)
-    return total
-
-
 def _score(
-    model: ResidualModel,
-    x: Continuations,
-    counts: Counts,
-    count: int,
-    space: SequenceSpace,
-    rng: Rng,
-    truncation: Truncation,
-) -> WindowScores:
-    """The scores of one window, its own text first; of the draws their numbers are kept, and not their texts."""
-    of_data = model.scored(x)
-    parts = [[of_data.log_base, of_data.energy, x.lengths, log_proposal_of(model.base, x, truncation)]]
+    model: Residual, x: Continuations, count: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+) -> Scored:
+    """Score one window: its own text and ``count`` draws after it."""
+    law: Law = "restricted" if truncation.is_identity else "model"  # the same law, and −E has no rounding error
+    own = replace(model.scored(x), truncation=truncation, law=law)
+    if law == "model":
+        own = replace(own, log_proposal=log_proposal(model.base, x, truncation))
+    parts = [own.of_context(0)]
     for first in range(0, count, _BATCH_SIZE):
         num, stream = min(_BATCH_SIZE, count - first), rng.shift(candidates=first)
-        draws = model.residual.propose(x.contexts, num, space, stream, truncation=truncation, allow_inf=False)
-        parts.append([draws.log_base, draws.energy, draws.x.lengths, draws.log_proposal])
-    log_base, energy, lengths, log_proposal = (
-        torch.cat([values.double().cpu() for values in column], dim=1) for column in zip(*parts, strict=True)
-    )
-    proposal = None if truncation.is_identity else log_proposal
-    return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts, log_proposal=proposal)
+        draws = model.propose(x.contexts, num, space, stream, truncation=truncation, law=law, allow_inf=False)
+        parts.append(draws.of_context(0))
+    return Scored.cat(parts, dim=1)
 
 
 def _counts(x: Continuations, documents: Integer[ndarray, " some"], tokenizer: Tokenizer | None) -> Counts:

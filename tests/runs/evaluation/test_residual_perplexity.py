@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from freenergy import Continuations, ResidualModel, Rng, SequenceSpace, TabularLM, Truncation, UserError
+from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.core.progress import Silent
+from freenergy.core.scored import Scored
 from freenergy.evaluation.certified import measure_joint
 from freenergy.evaluation.curves import draws_curve, steps
 from freenergy.evaluation.densities import densities
-from freenergy.evaluation.joint_perplexity import joint_perplexity, log_proposal_of
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.positions import by_position
-from freenergy.evaluation.scores import WindowScores
+from freenergy.evaluation.residual_perplexity import residual_perplexity
+from freenergy.lm.stepping import log_proposal
 from freenergy.partition import log_partition
 
 V, L = 3, 3
@@ -33,7 +34,7 @@ class Table:
 
 @pytest.fixture(scope="module")
 def joint():
-    return ResidualModel(TabularLM.random(Rng(2), vocab_size=V, order=1), Table())
+    return Residual(TabularLM.random(Rng(2), vocab_size=V, order=1), Table())
 
 
 def every(context=1):
@@ -48,7 +49,7 @@ WINDOWS = Continuations.from_lists([[1], [2], [1], [0]], [[[0, 1, 2]], [[2, 2, 1
 
 
 def test_numbers_from_the_same_draws(joint):
-    found = joint_perplexity(joint, WINDOWS, 6, SPACE, Rng(5))
+    found = residual_perplexity(joint, WINDOWS, 6, SPACE, Rng(5))
     log_p, tokens = {"lower": 0.0, "certified": 0.0}, 4 * L
     for b in range(4):
         draws = joint.base.sample(WINDOWS.contexts[b : b + 1], 6, SPACE, Rng(5).shift(contexts=b))
@@ -65,7 +66,7 @@ def test_numbers_from_the_same_draws(joint):
 
 
 def test_with_many_draws_the_exact_perplexity_lies_between(joint):
-    found = joint_perplexity(joint, WINDOWS, 3000, SPACE, Rng(6))
+    found = residual_perplexity(joint, WINDOWS, 3000, SPACE, Rng(6))
     exact = sum(
         joint.log_score(WINDOWS[b : b + 1])[0, 0].item() - exact_log_z(joint, int(WINDOWS.contexts.tokens[b, 0]))
         for b in range(4)
@@ -80,15 +81,15 @@ def test_a_tempered_proposal_has_weights_of_its_own(joint):
     hot = Truncation(temperature=4.0)
     x = every()
     strings = [Continuations(x.contexts, x.tokens[:, i : i + 1], x.lengths[:, i : i + 1]) for i in range(V**L)]
-    log_q = torch.cat([log_proposal_of(joint.base, one, hot) for one in strings])
+    log_q = torch.cat([log_proposal(joint.base, one, hot) for one in strings])
     assert log_q.exp().sum().item() == pytest.approx(1)
     draws = joint.base.sample(x.contexts, 5, SPACE, Rng(1), hot)
     for i in range(5):
         torch.testing.assert_close(
-            log_proposal_of(joint.base, draws.x.candidates(slice(i, i + 1)), hot)[0, 0], draws.log_proposal[0, i]
+            log_proposal(joint.base, draws.x.candidates(slice(i, i + 1)), hot)[0, 0], draws.log_proposal[0, i]
         )
     one = WINDOWS[0:1]
-    found = joint_perplexity(joint, one, 4000, SPACE, Rng(3), truncation=hot)
+    found = residual_perplexity(joint, one, 4000, SPACE, Rng(3), truncation=hot)
     estimate, error = found.log_partition["lower"], found.log_partition["standard_error"]
     exact = exact_log_z(joint)
     assert abs(estimate - exact) < 5 * error  # false-failure rate 6e-7
@@ -100,45 +101,45 @@ def test_a_tempered_proposal_has_weights_of_its_own(joint):
 @pytest.mark.parametrize("truncation", [Truncation(top_k=2), Truncation(top_p=0.9)])
 def test_a_truncated_proposal_certifies_nothing(joint, truncation):
     with pytest.raises(UserError, match="gives real text probability zero, so nothing can be certified"):
-        joint_perplexity(joint, WINDOWS, 4, SPACE, Rng(0), truncation=truncation)
+        residual_perplexity(joint, WINDOWS, 4, SPACE, Rng(0), truncation=truncation)
 
 
 @pytest.mark.parametrize("draws", [0, 1])
 def test_too_few_draws(joint, draws):
     with pytest.raises(UserError, match="the upper estimate of log Z is undefined"):
-        joint_perplexity(joint, WINDOWS, draws, SPACE, Rng(0))
+        residual_perplexity(joint, WINDOWS, draws, SPACE, Rng(0))
 
 
 def test_documents_may_have_any_numbers(joint):
     by_number = [
-        joint_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.array(numbers))
+        residual_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.array(numbers))
         for numbers in ([0, 0, 1, 1], [70, 70, 900, 900])
     ]
     assert by_number[0] == by_number[1]
     assert by_number[0].documents == 2
     with pytest.raises(UserError, match="3 numbers of documents for 4 windows"):
-        joint_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.arange(3))
+        residual_perplexity(joint, WINDOWS, 6, SPACE, Rng(5), documents=np.arange(3))
 
 
 def test_texts_that_z_does_not_sum_over_are_refused(joint):
     short = Continuations.from_lists([[1], [1]], [[[0, 1, 2]], [[0, 1]]])
     with pytest.raises(UserError, match="a continuation of 2 tokens is not in a space of 3"):
-        joint_perplexity(joint, short, 6, SPACE, Rng(5))
+        residual_perplexity(joint, short, 6, SPACE, Rng(5))
 
 
 def scores(W=6, n=9):
     energy, log_base = Rng(1).normal(W, n), -5 - Rng(2).normal(W, n).abs()
-    lengths = torch.full((W, n), 5.0, dtype=torch.float64)
+    x = Continuations(Sequences.from_lists([[1]] * W), torch.zeros(W, n, 5).long(), torch.full((W, n), 5))
     tokens = np.full(W, 5.0)
     counts = Counts(tokens, tokens, tokens, np.arange(W) // 2)
-    return WindowScores(log_base=log_base, energy=energy, lengths=lengths, counts=counts)
+    return Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy), counts
 
 
 def test_the_curve_over_draws():
-    some = scores()
-    rows = draws_curve(some)
+    some, counts = scores()
+    rows = draws_curve(some, counts)
     assert [row["draws"] for row in rows] == steps(8) == [2, 4, 8]
-    last = measure_joint(some)
+    last = measure_joint(some, counts)
     for bound in ("lower", "upper", "certified"):
         assert rows[-1][bound] == pytest.approx(last.perplexity["token"][bound].value)
     score = some.log_score[:, 0]
@@ -152,9 +153,9 @@ def test_the_curve_over_draws():
 
 
 def test_densities_by_hand():
-    some = scores()
+    some, counts = scores()
     chosen = {"base": torch.tensor([1, 2, 3, 4, 5, 6]), "joint": torch.tensor([8, 7, 6, 5, 4, 3])}
-    found = densities(some, chosen)
+    found = densities(some, counts, chosen)
     log_z = log_partition(some.log_weight[:, 1:]).jackknife
     for w in range(6):
         i = int(chosen["joint"][w])
@@ -172,7 +173,7 @@ def test_densities_by_hand():
 def test_gain_by_position_is_that_of_the_exact_conditionals(joint, tmp_path):
     """With very many completions each step is near its exact value; a second call reads what the first has kept."""
     documents = np.arange(4)
-    arguments = (joint.residual, WINDOWS, documents, SPACE, 2000, tmp_path, Rng(0), Silent())
+    arguments = (joint, WINDOWS, documents, SPACE, 2000, tmp_path, Rng(0), Silent())
     rows = by_position(*arguments)
     assert [row["position"] for row in rows] == [1, 2, 3]
     kept = sorted(tmp_path.iterdir())
