@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
+from freenergy.core.sequences import Continuations
 
 
 def acceptance(log_ratio: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -17,6 +18,12 @@ def acceptance(log_ratio: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     [1.0, 1.0, 0.0]
     """
     return log_ratio.clamp(max=0).exp()
+
+
+def move(is_accepted: Bool[Tensor, " chains"], new: Continuations, old: Continuations) -> Continuations:
+    """Return the new position of every chain that accepts, and the old one of the others."""
+    K = len(is_accepted)
+    return Continuations.cat([old, new], dim=1).candidates(torch.arange(K) + K * is_accepted)
 
 
 def accept(probability: Float[Tensor, " n"], rng: Rng) -> Bool[Tensor, " n"]:

@@ -32,6 +32,7 @@ class Chain:
     def __post_init__(self) -> None:
         check_counts(self, ("steps",))
 
+    @torch.no_grad()
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Start ``num`` chains and let them run."""
         check_call(target, num)

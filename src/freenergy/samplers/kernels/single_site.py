@@ -21,7 +21,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel, Model, Target, Truncation
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.models.residual import residual_of
-from freenergy.samplers.accept import accept, acceptance
+from freenergy.samplers.accept import accept, acceptance, move
 
 
 @final
@@ -55,7 +55,9 @@ class SingleSite:
     def init(self, target: Target[Model], x: Continuations) -> SingleSiteState:
         """Start chains at given positions [1, chains]."""
         if target.space.eos is not None:
-            raise UserError("single-site chains need texts of one length: take a space without EOS")
+            raise UserError(
+                "single-site replaces tokens of texts of one length, and these may end early: choose another sampler"
+            )
         return SingleSiteState(x, residual_of(target).scored(x, allow_inf=True).log_score[0])
 
     def step(self, target: Target[Model], state: SingleSiteState, rng: Rng) -> tuple[SingleSiteState, SingleSiteInfo]:
@@ -70,8 +72,7 @@ class SingleSite:
         proposed, now = self.init(target, moved).log_score, state.log_score
         log_ratio = proposed - now + (log_q.gather(1, old.unsqueeze(1)) - log_q.gather(1, token.unsqueeze(1)))[:, 0]
         is_accepted = accept(acceptance(torch.where(now == -torch.inf, 0.0, log_ratio)), rng.child("accept"))
-        tokens = torch.where(is_accepted.view(1, K, 1), moved.tokens, x.tokens)
-        after = SingleSiteState(Continuations(x.contexts, tokens, x.lengths), torch.where(is_accepted, proposed, now))
+        after = SingleSiteState(move(is_accepted, moved, x), torch.where(is_accepted, proposed, now))
         return after, SingleSiteInfo(is_accepted, K)
 
     def _proposal(self, base: LanguageModel, x: Continuations, site: Int[Tensor, " chains"]) -> Float[Tensor, "K V"]:
