@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from freenergy import cli
-from freenergy.recipes.writing import open_writer
+from freenergy.recipes.open_run import load_or_base
 
 pytestmark = pytest.mark.slow
 SECONDS = float(os.environ.get("FREENERGY_LOAD_SECONDS", "15"))
@@ -109,7 +109,7 @@ def test_many_clients_at_once(folder):
 
 
 def test_served_texts_are_those_of_the_library(folder):
-    joint = open_writer(folder)
+    joint = load_or_base(folder)
     with command(folder, "--name", "load") as (_, address):
         found = [
             httpx.post(f"{address}/v1/completions", json={"model": "load", "prompt": "The", "seed": seed}, timeout=60)

@@ -5,18 +5,38 @@ import math
 import re
 import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
 
-from freenergy import Continuations, Rng, Sequences, SequenceSpace
+from freenergy import Continuations, ResidualModel, Rng, Sequences, SequenceSpace
 from freenergy.core.roles import Truncation
 from freenergy.lm.remote import RemoteLM
 from freenergy.lm.token_log_probs import forced
+from freenergy.models.residual import no_energy
 from freenergy.samplers import Resampling
+from freenergy.samplers.kernels.independence import Independence
+from freenergy.samplers.registry import KERNELS, sampler_named
 from freenergy.text.write import Writing, stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    """A kernel that stays where it is with some probability, and steps like another otherwise."""
+
+    stay: float = 0.5
+
+    def init(self, target, x):
+        return Independence().init(target, x)
+
+    def step(self, target, state, rng):
+        moved, info = Independence().step(target, state, rng.child("move"))
+        is_still = float(rng.child("stay").uniform(1)) < self.stay
+        return (state if is_still else moved), replace(info, is_accepted=info.is_accepted & (not is_still))
+
 
 openai = pytest.importorskip("openai", reason="openai is not installed: pip install openai")
 
@@ -157,6 +177,69 @@ def test_the_likeliest_token_at_each_step(ask, joint):
     assert greedy.model_extra["freenergy"]["candidates"] == 1, "the others would be the same"
 
 
+SAMPLERS = {
+    "resampling": {"candidates": 20, "truncation.top_k": 5, "replacement": True},
+    "quasi-rejection": {"distance": 0.2, "pilot": 32},
+    "metropolis": {"steps": 8},
+    "sequential": {"particles": 8},
+    "autoregressive": {"completions": 2, "top_k": 3},
+    "independence": {"steps": 5},
+    "base": {},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("how", [{}, {"max_tokens": 9}], ids=["one chunk", "two chunks"])
+def test_every_sampler_writes_the_library_s_text(ask, joint, name, how):
+    settings = SAMPLERS[name]
+    found = ask(n=2, extra_body={"candidates": None, "sampler": name, "settings": settings}, **how)
+    sampler, most = sampler_named(name, settings), how.get("max_tokens", 6)
+    writing = Writing(sampler=sampler, num=2, chunks=-(-most // 6), max_context=joint.max_context, max_tokens=most)
+    wanted = joint.write("a bad", joint.space, stream(3), writing)
+    assert [choice.text for choice in found.choices] == [text.text for text in wanted.texts]
+    extra = found.model_extra["freenergy"]
+    assert (extra["sampler"], extra["law"]) == (wanted.steps[0].method, wanted.steps[0].law)
+    streamed = ask(n=2, extra_body={"candidates": None, "sampler": name, "settings": settings}, stream=True, **how)
+    texts = ["", ""]
+    for piece in streamed:
+        texts[piece.choices[0].index] += piece.choices[0].text
+    assert texts == [text.text for text in wanted.texts]
+
+
+def test_a_kernel_of_a_few_lines_is_served(ask, joint, monkeypatch):
+    """Register a class, and every client can name it."""
+    monkeypatch.setattr(KERNELS, "_classes", dict(KERNELS._classes))
+    KERNELS.register("lazy", Lazy)
+    found = ask(extra_body={"candidates": None, "sampler": "lazy", "settings": {"steps": 3, "stay": 0.25}})
+    writing = Writing(sampler=sampler_named("lazy", {"steps": 3, "stay": 0.25}), max_context=joint.max_context)
+    assert found.choices[0].text == joint.write("a bad", joint.space, stream(3), writing)[0].text
+
+
+def test_samplers_are_listed_with_their_settings(server, serve, joint):
+    found = {one["id"]: one["settings"] for one in httpx.get(f"{server}/v1/samplers").json()["data"]}
+    assert next(iter(found)) == "resampling"
+    assert "truncation.top_k" in found["resampling"]
+    assert "steps" in found["metropolis"]
+    with serve(ResidualModel(joint.base, no_energy, joint.tokenizer)) as (address, _):
+        assert [one["id"] for one in httpx.get(f"{address}/v1/samplers").json()["data"]] == ["base"]
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 5}
+        assert httpx.post(f"{address}/v1/completions", json=body).json()["freenergy"]["law"] == "base"
+        refused = httpx.post(f"{address}/v1/completions", json=body | {"sampler": "resampling"})
+        assert "needs an energy" in refused.json()["error"]["message"]
+
+
+def test_a_sampler_that_nobody_waits_for_ends(serve, make_joint):
+    """A chain of many steps takes one turn; it is given up when its client leaves, so that others are served."""
+    slow = make_joint(energy=lambda x: time.sleep(0.02) or torch.zeros(x.shape, dtype=torch.float64))
+    with serve(slow) as (address, server):
+        body = {"model": "tiny", "prompt": "a", "sampler": "independence", "settings": {"steps": 4000}}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/v1/completions", json=body, timeout=0.5)
+        body = {"model": "tiny", "prompt": "a", "candidates": 1}
+        assert httpx.post(f"{address}/v1/completions", json=body, timeout=20).is_success, "80 s would have been left"
+        assert server.counts.cancelled == 1
+
+
 def test_a_stop_string_ends_a_text(ask):
     whole = ask(n=8).choices
     text = next(choice.text for choice in whole if len(choice.text) > 3)
@@ -205,7 +288,14 @@ ERRORS = {
     "a negative seed": ({"seed": -1}, 400, "seed"),
     "hot": ({"temperature": 1e9}, 400, "temperature"),
     "no such law": ({"law": "moon"}, 400, "law"),
-    "candidates of the base": ({"model": "tiny-base", "candidates": 9}, 400, "candidates"),
+    "candidates of the base": ({"model": "tiny-base", "candidates": 9}, 400, None),
+    "no such sampler": ({"sampler": "dice"}, 400, None),
+    "a class by its name": ({"sampler": "freenergy.samplers:Resampling"}, 400, None),
+    "no such setting": ({"sampler": "metropolis", "settings": {"candidates": 9}}, 400, None),
+    "a setting beyond the limit": ({"sampler": "metropolis", "settings": {"steps": 10**6}}, 400, None),
+    "a setting of the wrong type": ({"settings": {"candidates": [9]}}, 400, "settings"),
+    "a setting given twice": ({"candidates": 9, "settings": {"candidates": 8}}, 400, None),
+    "a sampler of the base": ({"model": "tiny-base", "sampler": "metropolis"}, 400, None),
     "no such model": ({"model": "gpt-9"}, 404, "model"),
     "no model": ({"model": None}, 400, "model"),
 }

@@ -32,14 +32,14 @@ def serve(
         if (error.name or "").startswith("freenergy"):
             raise
         raise UserError(f"serving needs {error.name}: pip install 'freenergy[web]'") from None
-    from freenergy.recipes.writing import open_writer
+    from freenergy.recipes.open_run import load_or_base
 
     settings = ServerSettings(
         name=name or run_folder.resolve().name, host=host, token=_token(token_file), folder=run_folder
     )
     check_port(port)  # before the model is opened, which takes its time
     limits = Limits(queue=queue, timeout_seconds=timeout, candidates=most_candidates)
-    app = create_app(ModelServer(open_writer(run_folder), limits), settings)
+    app = create_app(ModelServer(load_or_base(run_folder), limits), settings)
     run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
 
 

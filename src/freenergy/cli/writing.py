@@ -1,9 +1,8 @@
 """Commands that use a residual model: sample, next, score, distil."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,143 +10,81 @@ from freenergy.cli.root import AsJson, RunFolder, print_json
 from freenergy.core.errors import UserError
 
 if TYPE_CHECKING:
-    from freenergy.core.roles import Truncation
-    from freenergy.recipes.writing import Failed, Task
-    from freenergy.samplers.sampled import Sampler
-    from freenergy.text.model import ResidualModel
+    from freenergy.text.task import Failed, GenerationTask
     from freenergy.text.texts import Texts
 
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
-Prefix = Annotated[str, typer.Option(help="Text to go on from; empty begins a new document.")]
-
-
-class Method(StrEnum):
-    """The ways to write."""
-
-    resampling = "resampling"
-    rejection = "rejection"
-    quasi_rejection = "quasi-rejection"
-    metropolis = "metropolis"
-    sequential = "sequential"
-    autoregressive = "autoregressive"
-    base = "base"
+Prefix = Annotated[str, typer.Option(help="Text to continue; empty begins a new document.")]
 
 
 def sample(
     run_folder: RunFolder,
     prefix: Prefix = "",
     prefixes: Annotated[
-        Path | None, typer.Option(help="Many prefixes: a text file with one a line, or .jsonl with a prefix a row.")
+        Path | None, typer.Option(help="Many prefixes: a text file with one per line, or .jsonl with a prefix per row.")
     ] = None,
-    num: Annotated[int, typer.Option(help="How many texts.")] = 3,
+    num: Annotated[int, typer.Option("--num", "-n", help="Number of texts for each prefix.")] = 3,
     length: Annotated[
         int | None, typer.Option(help="Tokens of a continuation, or of a chunk; as trained unless given.")
     ] = None,
-    candidates: Annotated[int, typer.Option(help="Candidates that the results are chosen among.")] = 256,
-    effective: Annotated[float | None, typer.Option(help="Stop drawing when so many candidates are effective.")] = None,
-    distinct: Annotated[bool, typer.Option("--distinct", help="No text twice: choose without replacement.")] = False,
-    target: Annotated[
-        Literal["restricted", "model"],
-        typer.Option(help="The residual model restricted to the truncated base, or the residual model itself."),
-    ] = "restricted",
-    method: Annotated[Method, typer.Option(help="How to sample; see docs/writing.md.")] = Method.resampling,
-    bound: Annotated[float | None, typer.Option(help="For rejection: no log-weight is above it.")] = None,
-    within: Annotated[
-        float, typer.Option(help="For quasi-rejection without a bound: the total variation that it keeps to.")
-    ] = 0.05,
-    completions: Annotated[
-        int, typer.Option(help="For autoregressive: roll-outs of each of the k tokens at every place; dear.")
-    ] = 16,
-    chunks: Annotated[int, typer.Option(help="Write so many chunks, each given what stands before it.")] = 1,
-    look_ahead: Annotated[
-        int, typer.Option(help="Judge each candidate also by so many roll-outs of the next chunk.")
-    ] = 0,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="How to sample: resampling (the default), rejection, metropolis, … (docs/writing.md), base for the "
+            "language model alone, or module:Class."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the sampler, as in --set effective=50; may be given again."),
+    ] = None,
+    candidates: Annotated[int | None, typer.Option(help="Short for --set candidates=N; resampling has 256.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = None,
+    chunks: Annotated[int, typer.Option(help="Write N chunks, each given what stands before it.")] = 1,
+    look_ahead: Annotated[
+        int, typer.Option(help="Judge each candidate also by N rollouts of the next chunk; resampling only.")
+    ] = 0,
     seed: Seed = 0,
-    out: Annotated[Path | None, typer.Option(help="Write one JSON line a prefix there; killed, it goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write one JSON line per prefix there; killed, it resumes.")] = None,
     keep: Annotated[bool, typer.Option("--keep-candidates", help="Put every candidate into the JSON.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text with the run's residual model, or with its base where there is no energy."""
-    from freenergy.core.roles import Truncation
-    from freenergy.recipes.writing import Task, open_writer
+    from freenergy.recipes.open_run import load_or_base, model_key
+    from freenergy.text.choose_sampler import choose_sampler
+    from freenergy.text.task import GenerationTask
     from freenergy.text.write import Writing
 
-    truncation = Truncation(temperature=temperature, top_k=top_k, top_p=top_p)
     if prefix and prefixes is not None:
         raise UserError("--prefix and --prefixes were given: give one of them")
-    _check_used(method, distinct=distinct, effective=effective, bound=bound, truncation=truncation)
-    joint = open_writer(run_folder)
-    how: dict[str, Any] = {"truncation": truncation, "law": target}
-    if method is Method.resampling:
-        how |= {"candidates": candidates, "effective": effective, "replacement": not distinct}
-    sampler = _sampler(joint, method, how, candidates, completions, bound, within)
-    writing = Writing(sampler=sampler, num=num, chunks=chunks, look_ahead=look_ahead, max_context=joint.max_context)
-    task = Task.of(joint, run_folder, prefix if prefixes is None else prefixes, length, seed, writing)
-    failed = _to_file(task, out, keep, as_json) if out is not None else _to_stdout(task, keep, as_json)
+    given = dict(_setting(text) for text in settings or ())
+    short = {"candidates": candidates, "top_k": top_k, "top_p": top_p, "temperature": temperature}
+    model = load_or_base(run_folder)
+    chosen = choose_sampler(model, sampler, given, short, allow_import=True)
+    writing = Writing(sampler=chosen, num=num, chunks=chunks, look_ahead=look_ahead, max_context=model.max_context)
+    task = GenerationTask.of(model, prefix if prefixes is None else prefixes, length, seed, writing)
+    if out is None:
+        failed = _to_stdout(task, keep, as_json)
+    else:
+        failed = _to_file(task, task.key(model_key(run_folder)) | {"keep": keep}, out, keep, as_json)
     if failed:
         raise typer.Exit(2)
 
 
-def _check_used(
-    method: Method, *, distinct: bool, effective: float | None, bound: float | None, truncation: "Truncation"
-) -> None:
-    """Refuse options that the method would not look at."""
-    bounded = (Method.rejection, Method.quasi_rejection, Method.metropolis)
-    unused = {
-        "--distinct": distinct and method is not Method.resampling,
-        "--effective": effective is not None and method is not Method.resampling,
-        "--bound": bound is not None and method not in bounded,
-        "--top-p": truncation.top_p is not None and method is Method.autoregressive,
-        "--temperature": truncation.temperature != 1 and method is Method.autoregressive,
-    }
-    for option, is_unused in unused.items():
-        if is_unused:
-            raise UserError(
-                f"{option} has no meaning for --method {method.value}: leave it out, or take another method"
-            )
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UserError(f"--set {text} is not KEY=VALUE: write it as in --set candidates=1000")
+    return name.strip(), value.strip()
 
 
-def _sampler(
-    joint: "ResidualModel",
-    method: Method,
-    how: dict[str, Any],
-    candidates: int,
-    completions: int,
-    bound: float | None,
-    within: float,
-) -> "Sampler":
-    """The sampler that was asked for."""
-    from freenergy import samplers
-    from freenergy.recipes.writing import has_energy
-
-    if method is Method.base or not has_energy(joint):
-        return samplers.Plain(truncation=how["truncation"])
-    match method:
-        case Method.rejection:
-            if bound is None:
-                raise UserError("rejection needs --bound, which no log-weight exceeds: give it, or use quasi-rejection")
-            return samplers.Rejection(log_bound=bound, **how)
-        case Method.quasi_rejection:
-            return samplers.QuasiRejection(log_bound=bound, distance=within if bound is None else None, **how)
-        case Method.metropolis:
-            return samplers.Metropolis(steps=candidates, log_bound=bound, **how)
-        case Method.sequential:
-            return samplers.Sequential(particles=candidates, **how)
-        case Method.autoregressive:
-            k = how["truncation"].top_k or 10
-            return samplers.Autoregressive(top_k=k, completions=completions, law=how["law"])
-    return samplers.Resampling(**how)
-
-
-def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
-    """One line a prefix; how many failed."""
+def _to_file(task: "GenerationTask", key: dict[str, Any], out: Path, keep: bool, as_json: bool) -> int:
+    """Write one line per prefix; return how many failed."""
     from freenergy.cli.show import Bars
     from freenergy.core.files import resumable_jsonl
 
-    key = task.key() | {"keep": keep}
     with Bars() as bars, resumable_jsonl(out, key) as lines, bars.track("prefixes", task.count, "prefixes") as advance:
         advance(lines.done)
         for written in task.results(bars, skip=lines.done):
@@ -162,11 +99,11 @@ def _to_file(task: "Task", out: Path, keep: bool, as_json: bool) -> int:
     return failed
 
 
-def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
+def _to_stdout(task: "GenerationTask", keep: bool, as_json: bool) -> int:
     """Texts for a person, or one JSON object that is printed piece by piece."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.writing import Live, show_texts
-    from freenergy.recipes.writing import Failed
+    from freenergy.text.task import Failed
 
     failed = 0
     head = json.dumps({"seed": task.seed, "length": task.space.length})
@@ -192,7 +129,7 @@ def _to_stdout(task: "Task", keep: bool, as_json: bool) -> int:
 
 
 def _row(written: "Texts | Failed", keep: bool) -> dict[str, Any]:
-    from freenergy.recipes.writing import Failed
+    from freenergy.text.task import Failed
 
     if isinstance(written, Failed):
         return {"prefix": written.prefix, "error": written.error}
@@ -214,9 +151,9 @@ def next_token(
     from freenergy.cli.show.writing import show_next
     from freenergy.recipes import load
 
-    joint = load(run_folder)
+    model = load(run_folder)
     with Bars() as bars:
-        found = joint.next(
+        found = model.next(
             prefix, written=written, top_k=top_k, completions=completions, length=length, seed=seed, progress=bars
         )
     if as_json:
@@ -229,7 +166,7 @@ def score(
     run_folder: RunFolder,
     file: Annotated[Path, typer.Argument(help="JSON lines, each with a prefix and candidates; see docs/ranking.md.")],
     tune: Annotated[Path | None, typer.Option(help="Find the weights on these lists, which have references.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the ranked lists there; killed, it goes on.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the ranked lists there; killed, it resumes.")] = None,
     ends: Annotated[bool, typer.Option("--ends", help="Each candidate is a whole text: EOS follows it.")] = False,
     weights: Annotated[
         list[str] | None, typer.Option("--weight", help="A weight, as in --weight acoustic=0.7; may be given again.")
@@ -261,7 +198,7 @@ def _weight(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise UserError(f"--weight {text} is no NAME=NUMBER: write it as in --weight energy=0.5") from None
+        raise UserError(f"--weight {text} is not NAME=NUMBER: write it as in --weight energy=0.5") from None
 
 
 def distil(

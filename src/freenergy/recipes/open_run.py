@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
 from freenergy.lm.load import open_base
+from freenergy.models.residual import no_energy
 from freenergy.recipes.load import load_run
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.text.model import RECORD as JOINT
@@ -42,3 +44,20 @@ def load_base(folder: str | Path) -> Base:
     run.finished("base")
     tokenizer = Corpus.open(run.stage("corpus")).tokenizer
     return Base(open_base(run.stage("base"), tokenizer), tokenizer)
+
+
+def load_or_base(folder: str | Path) -> ResidualModel:
+    """Load the residual model of a run or of a saved folder; a run without an energy gives its base with E = 0."""
+    if (Path(folder) / JOINT).is_file() or load_run(folder).recipe.energy is not None:
+        return load(folder)
+    lm, tokenizer = load_base(folder)
+    return ResidualModel(lm, no_energy, tokenizer)
+
+
+def model_key(folder: str | Path) -> list[str]:
+    """Return what names the model in a folder: the keys of the stages that made it, or the hashes of its files."""
+    folder = Path(folder)
+    if (folder / JOINT).is_file():
+        return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
+    run = load_run(folder)
+    return [run.finished(name)["key"] for name in ("base", "energy") if name == "base" or run.recipe.energy is not None]

@@ -127,18 +127,23 @@ def writing_steps(
 ) -> ChunkSteps:
     """Write the same text in steps: requests to the models, draws as they come, and each chunk."""
     check_call(target, 1)
-    if chunks < 1 or look_ahead < 0 or (max_tokens is not None and max_tokens < 1):
-        raise UserError(
-            f"chunks is {chunks}, look_ahead {look_ahead}, max_tokens {max_tokens}: set them to at least 1, 0 and 1"
-        )
-    if look_ahead and (chunks == 1 or not isinstance(sampler, Resampling)):
-        raise UserError("looking ahead weighs candidates by their next chunk: take resampling and 2 chunks or more")
+    if chunks < 1 or (max_tokens is not None and max_tokens < 1):
+        raise UserError(f"chunks is {chunks} and max_tokens {max_tokens}: set them to 1 or more")
+    check_look_ahead(look_ahead, chunks, sampler)
     if len(written) % target.space.length:
         raise UserError(
             f"{len(written)} tokens are not whole chunks of {target.space.length}: give the text up to the last chunk"
         )
     text = LongText(target, max_context, eos, max_tokens, list(written))
     return _chunks(text, rng, chunks, sampler, look_ahead)
+
+
+def check_look_ahead(look_ahead: int, chunks: int, sampler: Sampler) -> None:
+    """Refuse to look ahead where there is no next chunk, or no candidates to choose among."""
+    if look_ahead < 0:
+        raise UserError(f"look_ahead is {look_ahead}: set it to 0 or more")
+    if look_ahead and (chunks == 1 or not isinstance(sampler, Resampling)):
+        raise UserError("looking ahead weighs candidates by their next chunk: take resampling and 2 chunks or more")
 
 
 def _chunks(text: "LongText", rng: Rng, chunks: int, sampler: Sampler, look_ahead: int) -> ChunkSteps:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from freenergy.core.errors import UserError
+from freenergy.core.checks import check_range
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
 from freenergy.corpus import Tokenizer
@@ -17,7 +17,7 @@ from freenergy.models.residual import Residual
 from freenergy.samplers.requests import Request, sampling
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import Sampled, Sampler
-from freenergy.text.chunks import Chunk, Drawn, watched, writing_steps
+from freenergy.text.chunks import Chunk, Drawn, check_look_ahead, watched, writing_steps
 from freenergy.text.texts import Text, Texts
 
 OnChunk = Callable[[str, int, str], None]  # the prefix, number of the text, what was added to it
@@ -37,9 +37,8 @@ class Writing:
     stop: tuple[str, ...] = ()  # a text that contains one of these needs no further chunk
 
     def __post_init__(self) -> None:
-        for name, lowest in (("num", 1), ("chunks", 1), ("look_ahead", 0)):
-            if (value := getattr(self, name)) < lowest:
-                raise UserError(f"{name} is {value}: set it to {lowest} or more")
+        check_range(self, "num", "chunks", "max_tokens", at_least=1)
+        check_look_ahead(self.look_ahead, self.chunks, self.sampler)
 
 
 @final
@@ -63,7 +62,7 @@ def stream(seed: int, number: int = 0) -> Rng:
 
 def generate(target: Target[Residual], tokenizer: Tokenizer, prefix: str, rng: Rng, writing: Writing) -> Generation:
     """Write texts that continue a prefix, whose tokens are the context of the target."""
-    if writing.chunks == 1 and not writing.look_ahead:
+    if writing.chunks == 1:
         sampled = yield from watched(sampling(writing.sampler, target, writing.num, rng), 0)
         texts = [_cut(text, writing.max_tokens, tokenizer) for text in of_sampled(sampled, tokenizer)]
         for r, text in enumerate(texts):

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
+from freenergy.text.choose_sampler import about_samplers
 from freenergy.web import playground
 from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.completions import Completion
@@ -98,6 +99,11 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
         """One of them."""
         is_base_name(name, settings)
         return card(name)
+
+    @found.get("/v1/samplers")
+    async def samplers() -> dict[str, Any]:
+        """The samplers that a request may name, and the settings of each; the default is the first."""
+        return {"object": "list", "data": about_samplers(server.model)}
 
     @found.post("/score", dependencies=[Depends(json_only)])
     async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:

@@ -254,7 +254,7 @@ def _requests(
 ) -> list[GenerationRequest]:
     model = server.base if is_base else server.model
     try:
-        sampler = body.sampler_of(server.default_sampler(model), model.base.vocab_size)
+        sampler = body.sampler_of(model, server.candidates)
         return [
             server.request(
                 prompt,
@@ -268,8 +268,6 @@ def _requests(
             )
             for number, prompt in enumerate(prompts)
         ]
-    except Refusal:
-        raise
     except UserError as error:
         raise Refusal(str(error)) from None
 

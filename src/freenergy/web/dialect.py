@@ -7,21 +7,23 @@ far as ``base.remote`` sends them.
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import Truncation
+from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Law
-from freenergy.samplers.plain import Plain
-from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import Sampler
+from freenergy.text.choose_sampler import choose_sampler, sampler_names
+from freenergy.text.model import ResidualModel
 from freenergy.text.texts import Texts, diagnosis, finite
 from freenergy.web.settings import ServerSettings
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Setting = bool | int | float | str | None
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 # what bends the law elsewhere, at rest
@@ -77,8 +79,12 @@ class CompletionRequest(Body):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    candidates: int | None = Field(None, ge=1, description="Of each choice of the residual model.")
-    law: Law | None = None
+    candidates: int | None = Field(None, ge=1, description="Short for the setting of this name.")
+    sampler: str | None = Field(None, max_length=100, description="A name from /v1/samplers.")
+    settings: dict[str, Setting] | None = Field(
+        None, description="Settings of the sampler, as /v1/samplers lists them."
+    )
+    law: Law | None = Field(None, description="Short for the setting of this name.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, description="With echo, which tells the same.")
@@ -126,17 +132,16 @@ class CompletionRequest(Body):
             temperature=1.0 if self.temperature is None else float(self.temperature), top_k=top_k, top_p=top_p
         )
 
-    def sampler_of(self, default: Sampler, vocab_size: int) -> Sampler:
-        """The default sampler of the model with what the request changes of it."""
-        truncation = self.truncation(vocab_size)
-        if not isinstance(default, Resampling):
-            for name in ("candidates", "law"):
-                if getattr(self, name) is not None:
-                    raise Refusal(f"{name} is not a setting of the base: leave it out, or name the model", param=name)
-            return Plain(truncation=truncation)
-        # of the likeliest token at each step all candidates would be the same
-        candidates = self.candidates or (1 if truncation.top_k == 1 else default.candidates)
-        return Resampling(candidates=candidates, truncation=truncation, law=self.law or "restricted")
+    def sampler_of(self, model: ResidualModel, candidates: int) -> Sampler:
+        """The sampler that was asked for; ``candidates`` is what resampling has where the request says nothing."""
+        truncation, settings = self.truncation(model.base.vocab_size), self.settings or {}
+        short: dict[str, Any] = {"candidates": self.candidates, "law": self.law}
+        short |= {name: value for name, value in asdict(truncation).items() if value != getattr(ANCESTRAL, name)}
+        is_resampling = (self.sampler or sampler_names(model)[0]) == "resampling"
+        if is_resampling and self.candidates is None and "candidates" not in settings:
+            # of the likeliest token at each step all candidates would be the same
+            short["candidates"] = 1 if truncation.top_k == 1 else candidates
+        return choose_sampler(model, self.sampler, settings, short)
 
     def stops(self) -> tuple[str, ...]:
         """Return the strings that end a text."""

@@ -116,9 +116,10 @@ class ModelServer:
             raise UserError(f"the prompt's token {strange} is not below {V}: encode with the tokenizer of this model")
         return tokens
 
-    def default_sampler(self, model: ResidualModel) -> Sampler:
-        """Return the sampler where a request names none: resampling, or the base where there is no energy."""
-        return Resampling(candidates=min(_CANDIDATES, self.limits.candidates)) if model.has_energy else Plain()
+    @property
+    def candidates(self) -> int:
+        """Candidates of resampling where the request does not say how many."""
+        return min(_CANDIDATES, self.limits.candidates)
 
     def request(
         self,
@@ -134,7 +135,8 @@ class ModelServer:
     ) -> GenerationRequest:
         """Make a request within the limits; what is not given is as the model was trained."""
         tokens, limits, model = self.encode(prefix), self.limits, model or self.model
-        sampler, most = sampler or self.default_sampler(model), self.length if max_tokens is None else max_tokens
+        sampler = sampler or (Resampling(candidates=self.candidates) if model.has_energy else Plain())
+        most = self.length if max_tokens is None else max_tokens
         _check("n", num, limits.texts)
         _check("max_tokens", most, max(limits.tokens, self.length))
         check_limits(sampler, limits)

@@ -21,17 +21,14 @@ from pydantic import Field
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
-from freenergy.core.roles import Truncation
 from freenergy.core.scored import Law
 from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.prefix_energies import rising
 from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
-from freenergy.samplers.plain import Plain
-from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import Sampler
+from freenergy.text.choose_sampler import about_samplers, choose_sampler
 from freenergy.web.clients import json_only, unless_gone
-from freenergy.web.dialect import Body, TokenId
+from freenergy.web.dialect import Body, Setting, TokenId
 from freenergy.web.model_server import GenerationRequest, ModelServer
 from freenergy.web.settings import ServerSettings
 from freenergy.web.watching import lines, watched
@@ -57,12 +54,14 @@ class WriteRequest(Body):
     """What to write; ``length`` is as the energy was trained unless given."""
 
     prefix: str = ""
-    candidates: int = Field(_CANDIDATES, ge=1)
+    sampler: str | None = Field(None, max_length=100)
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    candidates: int | None = Field(None, ge=1)
     length: int | None = Field(None, ge=1)
-    top_k: int = Field(0, ge=0, description="0 keeps every token.")
-    temperature: float = Field(1.0, gt=0, le=100)
+    top_k: int | None = Field(None, ge=0, description="0 keeps every token.")
+    temperature: float | None = Field(None, gt=0, le=100)
     seed: Seed = 0
-    law: Law = "restricted"
+    law: Law | None = None
 
 
 class NextRequest(Body):
@@ -135,19 +134,15 @@ def _questions(server: ModelServer, settings: ServerSettings) -> APIRouter:
 
 
 def request_of(server: ModelServer, body: WriteRequest) -> GenerationRequest:
-    """One text by choice; where there is no energy to choose by, as many texts as candidates."""
-    truncation = Truncation(temperature=float(body.temperature), top_k=body.top_k or None)
-    if not server.model.has_energy:
-        sampler: Sampler = Plain(truncation=truncation)
-    else:
-        sampler = Resampling(candidates=body.candidates, truncation=truncation, law=body.law)
-    return server.request(
-        body.prefix,
-        sampler=sampler,
-        num=1 if server.model.has_energy else body.candidates,
-        max_tokens=body.length,
-        seed=body.seed,
-    )
+    """One text; where there is no energy to choose by, as many texts as candidates."""
+    model, settings = server.model, body.settings
+    short: dict[str, Any] = {"law": body.law, "top_k": body.top_k, "temperature": body.temperature}
+    if model.has_energy:
+        is_default = body.sampler in (None, "resampling") and "candidates" not in settings
+        short["candidates"] = body.candidates or (_CANDIDATES if is_default else None)
+    sampler = choose_sampler(model, body.sampler, settings, {key: value or None for key, value in short.items()})
+    num = 1 if model.has_energy else body.candidates or _CANDIDATES
+    return server.request(body.prefix, sampler=sampler, num=num, max_tokens=body.length, seed=body.seed)
 
 
 def next_of(server: ModelServer, body: NextRequest) -> dict[str, Any]:
@@ -166,6 +161,7 @@ def about_model(server: ModelServer, settings: ServerSettings) -> dict[str, Any]
     return {
         "name": settings.name,
         "has_energy": server.model.has_energy,
+        "samplers": about_samplers(server.model),
         "trained_length": None if space is None else space.length,
         "examples": examples_of(settings.folder),
         "defaults": {

@@ -17,7 +17,7 @@ from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.samplers.requests import DrawRequest
 from freenergy.samplers.sampled import Sampled
-from freenergy.text.texts import Texts, diagnosis, finite
+from freenergy.text.texts import Texts, diagnosis, finite, told
 from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, TooLong
 from freenergy.web.turns import Steps
 
@@ -94,6 +94,7 @@ def written(texts: Texts) -> dict[str, Any]:
         "text": texts[0].text,
         "steps": steps,
         "word": max(words, key=EVENNESS.index, default=None),
+        "evidence": told(texts.steps),
         "notes": texts.all_notes(),
     }
 

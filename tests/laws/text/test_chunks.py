@@ -476,7 +476,7 @@ def test_progress_is_told():
     ("how", "message"),
     [
         ({"chunks": 0}, "chunks is 0"),
-        ({"look_ahead": -1}, "look_ahead -1"),
+        ({"look_ahead": -1}, "look_ahead is -1"),
         ({"max_tokens": 0}, "max_tokens 0"),
         ({"max_context": 0}, "max_context is 0"),
         ({"written": [1, 1, 1]}, "not whole chunks of 2"),

@@ -15,8 +15,8 @@ from rich.console import Console
 from freenergy import ResidualModel, Rng, Sequences, SequenceSpace, Truncation, UserError, load
 from freenergy.cli.show.writing import Live
 from freenergy.core.progress import Silent
-from freenergy.recipes.writing import Task, read_prefixes
 from freenergy.samplers import Plain, Resampling
+from freenergy.text.task import GenerationTask, read_prefixes
 from freenergy.text.write import Writing
 
 FEW = ("--candidates", 12, "--num", 2, "--seed", 3)
@@ -63,17 +63,25 @@ def test_for_a_person(call, folder):
         assert words in " ".join(out.split())
 
 
-@pytest.mark.parametrize(
-    "method", ["resampling", "quasi-rejection", "metropolis", "sequential", "autoregressive", "base"]
-)
+SAMPLERS = {
+    "resampling": ["candidates=4"],
+    "quasi-rejection": ["distance=0.2", "pilot=16"],
+    "metropolis": ["steps=4"],
+    "sequential": ["particles=4"],
+    "autoregressive": ["completions=2", "top_k=3"],
+    "base": [],
+    "independence": ["steps=4"],
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.slow
-def test_every_method_writes_and_says_how_far_it_may_be(call, folder, method):
-    few = ("--candidates", 4, "--completions", 2, "--num", 2)
-    found = sampled(call, folder, "--prefix", "The", "--method", method, *few)
+def test_every_sampler_writes_and_says_how_far_it_may_be(call, folder, name):
+    settings = [text for setting in SAMPLERS[name] for text in ("--set", setting)]
+    found = sampled(call, folder, "--prefix", "The", "--sampler", name, *settings, "--num", 2)
     (result,) = found["results"]
     assert len(result["texts"]) == 2
-    assert {step["method"] for step in result["steps"]} == {method}
-    assert all(0 <= step["distance"] <= 1 for step in result["steps"])
+    assert all(step["distance"] is None or 0 <= step["distance"] <= 1 for step in result["steps"])
     assert all(step["base_tokens"] > 0 for step in result["steps"])
 
 
@@ -82,12 +90,13 @@ def test_rejection_with_a_bound(call, folder):
     joint = load(folder)
     context = Sequences.from_lists([joint.tokenizer.encode("The")])
     highest = joint.residual.propose(context, 500, joint.space, Rng(0)).log_weight.max().item()
-    found = sampled(call, folder, "--prefix", "The", "--method", "rejection", "--bound", highest + 0.5, "--num", 1)
+    found = sampled(
+        call, folder, "--prefix", "The", "--sampler", "rejection", "--set", f"log_bound={highest + 0.5}", "--num", 1
+    )
     step = found["results"][0]["steps"][0]
     assert step["distance"] == 0
     assert not step["distance_is_estimated"]
-    status, _, err = call("sample", folder, "--method", "rejection")
-    assert (status, "needs --bound" in err) == (2, True)
+    refused(call("sample", folder, "--sampler", "rejection"), "the sampler rejection needs log_bound")
 
 
 @pytest.mark.slow
@@ -176,8 +185,8 @@ def test_bad_input_is_one_sentence(call, folder, tmp_path):
     refused(call("sample", folder, "--candidates", 0), "candidates is 0")
     refused(call("sample", folder, "--num", 0), "num is 0")
     refused(call("sample", folder, "--chunks", 0), "chunks is 0")
-    refused(call("sample", folder, "--effective", 300), "effective candidates out of at most 256")
-    refused(call("sample", folder, "--num", 9, "--candidates", 4, "--distinct"), "9 different results")
+    refused(call("sample", folder, "--set", "effective=300"), "effective candidates out of at most 256")
+    refused(call("sample", folder, "--num", 9, "--candidates", 4, "--set", "replacement=false"), "9 different results")
     refused(call("sample", folder, "--prefixes", tmp_path / "none.txt"), "cannot be read")
     (tmp_path / "bad.jsonl").write_text('{"prefix": "a"}\n{"text": "b"}\n')
     refused(call("sample", folder, "--prefixes", tmp_path / "bad.jsonl"), "line 2 has no text under prefix")
@@ -190,18 +199,37 @@ def test_bad_input_is_one_sentence(call, folder, tmp_path):
     refused(call("score", folder, tmp_path / "lists.jsonl", "--weight", "energy"), "NAME=NUMBER")
 
 
-def test_options_that_a_method_does_not_look_at_are_refused(call, folder):
-    for option, method in (
-        (("--distinct",), "metropolis"),
-        (("--effective", 3), "sequential"),
-        (("--bound", 1), "resampling"),
-        (("--top-p", 0.5), "autoregressive"),
-        (("--temperature", 0.5), "autoregressive"),
-    ):
-        refused(
-            call("sample", folder, "--method", method, *option), f"{option[0]} has no meaning for --method {method}"
-        )
-    refused(call("sample", folder, "--prefix", "a", "--prefixes", "b.txt"), "give one of them")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sampler", "metropolis", "--candidates", 9], "the sampler metropolis has no setting 'candidates'"),
+        (["--sampler", "metropolis", "--set", "effective=3"], "the sampler metropolis has no setting 'effective'"),
+        (["--set", "log_bound=1"], "the sampler resampling has no setting 'log_bound': it has candidates"),
+        (["--sampler", "autoregressive", "--temperature", 0.5], "has no setting 'truncation.temperature'"),
+        (["--sampler", "base", "--candidates", 9], "the sampler base has no setting 'candidates'"),
+        (["--candidates", 9, "--set", "candidates=8"], "the setting candidates is given twice"),
+        (["--set", "candidates"], "is not KEY=VALUE"),
+        (["--set", "candidates=many"], "candidates is 'many': set it to a whole number"),
+        (["--sampler", "gibbs-ish"], "there is no sampler 'gibbs-ish': choose one of resampling"),
+        (["--sampler", "no_such_module:Thing"], "cannot be imported"),
+        (["--sampler", "base", "--chunks", 2, "--look-ahead", 2], "take resampling and 2 chunks or more"),
+        (["--look-ahead", 2], "take resampling and 2 chunks or more"),
+        (["--prefix", "a", "--prefixes", "b.txt"], "give one of them"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
+)
+def test_options_that_a_sampler_does_not_have_are_refused(call, folder, options, words):
+    refused(call("sample", folder, *options), words)
+
+
+def test_short_options_are_settings_of_the_sampler(call, folder):
+    """--top-k is the proposal's, or the sampler's own where it has one."""
+    short = sampled(call, folder, "--prefix", "The", *FEW, "--top-k", 5, "--temperature", 0.8)
+    settings = ("candidates=12", "truncation.top_k=5", "truncation.temperature=0.8")
+    long = sampled(call, folder, "--prefix", "The", *FEW[2:], *(part for text in settings for part in ("--set", text)))
+    assert short == long
+    own = ("--prefix", "The", "--num", 1, "--sampler", "autoregressive", "--set", "completions=2")
+    assert sampled(call, folder, *own, "--top-k", 2) == sampled(call, folder, *own, "--set", "top_k=2")
 
 
 def test_prefixes_as_other_programs_write_them(tmp_path):
@@ -283,7 +311,7 @@ def test_an_energy_that_accepts_nothing_fails_one_prefix_and_not_the_others(fold
         strict.sample("The", candidates=8)
     path = tmp_path / "prefixes.txt"
     path.write_text("The\nReturn\n")
-    task = Task.of(strict, folder, path, None, 0, Writing(sampler=Resampling(candidates=8)))
+    task = GenerationTask.of(strict, path, None, 0, Writing(sampler=Resampling(candidates=8)))
     assert ["no candidate is acceptable" in failed.error for failed in task.results(Silent())] == [True, True]
 
 
@@ -311,7 +339,7 @@ def test_python_and_the_command_line_write_the_same(call, folder, chunks):
 
 
 def test_the_base_says_that_it_is_the_base(call, folder):
-    found = sampled(call, folder, "--prefix", "The", "--method", "base", "--num", 1)
+    found = sampled(call, folder, "--prefix", "The", "--sampler", "base", "--num", 1)
     (step,), (text,) = found["results"][0]["steps"], found["results"][0]["texts"]
     assert (step["law"], step["distance"]) == ("base", 0)
     joint = load(folder)

@@ -28,10 +28,11 @@ from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.corpus import Corpus, Tokenizer, Windows
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
+from freenergy.recipes.open_run import load_or_base, model_key
 from freenergy.recipes.stages.given_text import given_text
-from freenergy.recipes.writing import Task, has_energy, open_writer
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.model import ResidualModel
+from freenergy.text.task import GenerationTask
 from freenergy.text.write import Writing
 
 HUMAN = "human"
@@ -58,32 +59,35 @@ class Making:
 class _Writer:
     """One model: what it is called, and how it continues a prefix."""
 
-    task: Task
+    task: GenerationTask
+    folder: Path
     law: Law
 
     @classmethod
     def of(cls, joint: ResidualModel, folder: Path, law: Law | None, making: Making, seed: int) -> "_Writer":
-        if law == "joint" and not has_energy(joint):
+        if law == "joint" and not joint.has_energy:
             raise UserError(f"the run in {folder} has no energy and so no residual model: compare its base")
-        law = law or ("joint" if has_energy(joint) else "base")
+        law = law or ("joint" if joint.has_energy else "base")
         sampler = (
             Plain(truncation=making.truncation)
             if law == "base"
             else Resampling(candidates=making.candidates, truncation=making.truncation)
         )
-        task = Task.of(joint, folder, "", making.length, seed, Writing(sampler=sampler, max_context=joint.max_context))
-        return cls(task, law)
+        task = GenerationTask.of(
+            joint, "", making.length, seed, Writing(sampler=sampler, max_context=joint.max_context)
+        )
+        return cls(task, folder, law)
 
     def __call__(self, prefix: str, rng: Rng) -> str:
-        tokenizer = self.task.joint.tokenizer
+        tokenizer = self.task.model.tokenizer
         assert tokenizer is not None, "a run has a tokenizer"
-        text = self.task.joint.write(prefix, self.task.space, rng, self.task.writing)[0]
+        text = self.task.model.write(prefix, self.task.space, rng, self.task.writing)[0]
         return spoken(tokenizer, tokenizer.encode(prefix), text.tokens)
 
     def about(self) -> dict[str, Any]:
         """Return what names the model and its texts."""
-        folder = self.task.folder.resolve()
-        told = {key: value for key, value in self.task.key().items() if key != "prefixes"}
+        folder = self.folder.resolve()
+        told = {key: value for key, value in self.task.key(model_key(self.folder)).items() if key != "prefixes"}
         return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **told}
 
 
@@ -114,7 +118,7 @@ def create(
     """Make the texts of a study that are not there yet; ``run_b`` may be the word ``human``."""
     this, folder = load_run(run_a), Path(out)
     corpus = Corpus.open(this.stage("corpus"))
-    joint = open_writer(run_a)
+    joint = load_or_base(run_a)
     a = _Writer.of(joint, this.folder, making.a, making, settings.seed)
     b = _second(joint, this, run_b, making, settings.seed)
     if b is not None and a.about() == b.about():
@@ -142,7 +146,7 @@ def _second(joint: ResidualModel, this: ResidualRun, run_b: str | Path, making: 
     if str(run_b) == HUMAN:
         return None
     is_same = Path(run_b).resolve() == this.folder.resolve()
-    return _Writer.of(joint if is_same else open_writer(run_b), Path(run_b), making.b, making, seed)
+    return _Writer.of(joint if is_same else load_or_base(run_b), Path(run_b), making.b, making, seed)
 
 
 def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Writing with a run: many prefixes, one at a time, each from the seed and its own number."""
+"""Texts for many prefixes, one at a time, each from the seed and its own number."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +12,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.lm.stepping import check_fits
-from freenergy.models.residual import no_energy
-from freenergy.recipes.load import load_run
-from freenergy.recipes.open_run import load, load_base
-from freenergy.text.model import RECORD, ResidualModel
+from freenergy.text.model import ResidualModel
 from freenergy.text.texts import Texts
 from freenergy.text.write import OnChunk, Writing, stream
 
@@ -33,11 +30,10 @@ class Failed:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Task:
+class GenerationTask:
     """One prefix, or a file of them, to be continued."""
 
-    joint: ResidualModel
-    folder: Path
+    model: ResidualModel
     prefixes: str | Path  # a text, or a file
     count: int
     space: SequenceSpace
@@ -46,13 +42,13 @@ class Task:
 
     @classmethod
     def of(
-        cls, joint: ResidualModel, folder: Path, prefixes: str | Path, length: int | None, seed: int, writing: Writing
-    ) -> "Task":
+        cls, model: ResidualModel, prefixes: str | Path, length: int | None, seed: int, writing: Writing
+    ) -> "GenerationTask":
         """Check everything that can be checked before the first text is written."""
         Rng(seed)
-        known = joint.space_of(_LENGTH if joint.space is None and length is None else length)
-        count = 1 if isinstance(prefixes, str) else _checked(joint, prefixes, known.length, writing)
-        return cls(joint, folder, prefixes, count, known, seed, writing)
+        known = model.space_of(_LENGTH if model.space is None and length is None else length)
+        count = 1 if isinstance(prefixes, str) else _checked(model, prefixes, known.length, writing)
+        return cls(model, prefixes, count, known, seed, writing)
 
     def results(
         self, progress: Progress, *, skip: int = 0, on_chunk: OnChunk | None = None
@@ -62,42 +58,24 @@ class Task:
         for i, prefix in islice(enumerate(texts), skip, None):
             rng = stream(self.seed, i)
             try:
-                yield self.joint.write(prefix, self.space, rng, self.writing, progress=progress, on_chunk=on_chunk)
+                yield self.model.write(prefix, self.space, rng, self.writing, progress=progress, on_chunk=on_chunk)
             except UserError as error:
                 if isinstance(self.prefixes, str):
                     raise
                 yield Failed(prefix, str(error))
 
-    def key(self) -> dict[str, Any]:
-        """All that decides the texts, so that a file that was begun under the same goes on."""
+    def key(self, model: Any) -> dict[str, Any]:
+        """Return all that decides the texts, so that a file that was begun under the same is resumed.
+
+        ``model`` names the model: a file that another one has begun is not resumed.
+        """
         lines = self.prefixes if isinstance(self.prefixes, str) else file_hash(self.prefixes)
         how = {"seed": self.seed, "space": repr(self.space), "writing": repr(self.writing)}
-        return {"prefixes": lines, "model": _mark(self.folder), **how}
-
-
-def open_writer(folder: str | Path) -> ResidualModel:
-    """The joint model of a run or of a saved folder; a run without an energy gives its base with E = 0."""
-    if (Path(folder) / RECORD).is_file() or load_run(folder).recipe.energy is not None:
-        return load(folder)
-    lm, tokenizer = load_base(folder)
-    return ResidualModel(lm, no_energy, tokenizer)
-
-
-def has_energy(joint: ResidualModel) -> bool:
-    """Whether it is more than its base."""
-    return joint.energy is not no_energy
-
-
-def _mark(folder: Path) -> Any:
-    """What names the model: the keys of the stages that made it, or its files."""
-    if (folder / RECORD).is_file():
-        return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-    run = load_run(folder)
-    return [run.finished(name)["key"] for name in ("base", "energy") if name == "base" or run.recipe.energy is not None]
+        return {"prefixes": lines, "model": model, **how}
 
 
 def read_prefixes(path: Path) -> Iterator[str]:
-    """One prefix a line: as it stands in a text file, where it may be empty, or under ``prefix`` in a .jsonl file."""
+    """Read one prefix per line: the line of a text file, which may be empty, or ``prefix`` in a .jsonl file."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
@@ -118,17 +96,17 @@ def _prefix_of(line: str, where: str) -> str:
     return str(row["prefix"])
 
 
-def _checked(joint: ResidualModel, path: Path, length: int, writing: Writing) -> int:
+def _checked(model: ResidualModel, path: Path, length: int, writing: Writing) -> int:
     """Read all prefixes once, so that a bad one is found before anything is written; how many there are."""
     count = 0
-    assert joint.tokenizer is not None, "a run has a tokenizer"
+    assert model.tokenizer is not None, "a run has a tokenizer"
     for count, prefix in enumerate(read_prefixes(path), 1):
-        tokens = Sequences.from_lists([joint.tokenizer.encode(prefix)])
+        tokens = Sequences.from_lists([model.tokenizer.encode(prefix)])
         try:
             if writing.chunks == 1:
-                check_fits(tokens, length, joint.base.max_length)
+                check_fits(tokens, length, model.base.max_length)
         except UserError as error:
             raise UserError(f"{path}, line {count}: {error}") from None
     if not count:
-        raise UserError(f"{path} has no prefixes: write one a line")
+        raise UserError(f"{path} has no prefixes: write one per line")
     return count
