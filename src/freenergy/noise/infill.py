@@ -1,4 +1,4 @@
-"""Negatives that are the datum with some of its tokens written anew by a masked language model.
+"""Negatives that are the datum with some of its tokens rewritten by a masked language model.
 
     m_t ~ Bernoulli(M) at each token of x,      x̃_t ~ q(· | c, x with masks) where m_t = 1,      x̃_t = x_t elsewhere
 
@@ -55,7 +55,7 @@ class Infilling:
         return state, Draws(x, self.lm.log_prob(x), torch.cat([log_proposal for _, log_proposal in parts]))
 
     def log_noise(self, x: Continuations) -> None:
-        """Returns None: the law given the context alone is a sum over data that nobody can write down."""
+        """Returns None: the law given the context alone is an intractable sum over all data."""
 
     def _of_window(self, datum: Continuations, num: int, rng: Rng) -> tuple[Continuations, Float[Tensor, "1 N"]]:
         """Each candidate draws 2 L numbers: a coin and a token for every place."""

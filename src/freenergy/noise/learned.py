@@ -1,4 +1,4 @@
-"""Noise that learns the data while the energy learns to tell them apart (dynamic noise-contrastive estimation).
+"""Noise that learns the data while the energy learns to separate it from them (dynamic noise-contrastive estimation).
 
     max over φ of   mean log q_φ(x⁺ | c)          next to the objective, in which q_φ stands without gradient
 

@@ -1,8 +1,8 @@
 """Stored negatives as one flat file, read through the operating system's page cache.
 
-    shards (Parquet)  →  .flat/draws.bin   a record a window: log_base [K], log_proposal [K], lengths [K], tokens [K, L]
-                         .flat/windows.bin the windows' numbers [M]
-                         .flat/flat.json   what they were made of, sealed (``seals``), written last
+    shards (Parquet) → .flat/draws.bin   a record per window: log_base [K], log_proposal [K], lengths [K], tokens [K, L]
+                       .flat/windows.bin the windows' numbers [M]
+                       .flat/flat.json   what they were made of, with checksums, written last
 
 A shard is compressed and must be read whole; a record stands where its number says, so a batch is read where it stands
 and nothing else is. The flat file is made once, shard by shard, and has the same bytes whoever makes it: two processes
@@ -29,7 +29,7 @@ from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus.shards import token_type
 
 _FOLDER, _DRAWS, _WINDOWS = ".flat", "draws.bin", "windows.bin"
-_BATCH_SIZE = 1 << 16  # numbers that are spelled at a time
+_BATCH_SIZE = 1 << 16  # numbers that are formatted at a time
 
 
 class Flat(NamedTuple):
@@ -74,7 +74,7 @@ def list_fingerprint(numbers: Int[Tensor, " some"], before: str = "", after: str
 
 
 def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
-    """What is there, or None where it is not whole or not of these shards."""
+    """Returns the mapped file, or None where it is incomplete or was made of other shards."""
     try:
         about, sizes = read_json(flat / FLAT), [(flat / name).stat().st_size for name in (_DRAWS, _WINDOWS)]
     except (UserError, OSError):

@@ -1,6 +1,6 @@
 """Which negatives, and how many: the object is its configuration.
 
-K negatives a prefix = Σ_j K_j,     K_j ≈ K · share_j / Σ share,     every K_j ≥ 1     (largest remainders)
+K negatives per prefix = Σ_j K_j,     K_j ≈ K · share_j / Σ share,     every K_j ≥ 1     (largest remainders)
 """
 
 import math
@@ -90,7 +90,7 @@ class NegativeSettings:
         for name in ("per_prefix", "validation_per_prefix"):
             if getattr(self, name) < 1:
                 raise UserError(
-                    f"{name} is {getattr(self, name)}, but contrast needs at least one negative a prefix: "
+                    f"{name} is {getattr(self, name)}, but contrast needs at least one negative per prefix: "
                     "set it to 1 or more"
                 )
         for name in ("validation_windows", "shard"):
@@ -147,7 +147,7 @@ def divide(total: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     counts = [max(1, math.floor(number)) for number in wanted]
     while sum(counts) != total:
         step = 1 if sum(counts) < total else -1
-        # the one that is furthest from its share, on the side that the step mends; never below one
+        # the one that is furthest from its share, on the side that the step corrects; never below one
         open_places = [j for j in range(len(counts)) if step > 0 or counts[j] > 1]
         j = max(open_places, key=lambda j: (step * (wanted[j] - counts[j]), -j))
         counts[j] += step

@@ -1,10 +1,11 @@
 """Negatives on disk: drawn once, read in every epoch.
 
-    shard-00000.parquet, shard-00001.parquet, …      each the negatives of M windows, one row a negative
+    shard-00000.parquet, shard-00001.parquet, …      each the negatives of M windows, one row per negative
 
-A shard appears whole or not at all; after a crash only missing shards are drawn. Batches begin anew in every shard, so
-that rounding does not depend on where work was interrupted, and a finished store has the same bytes. Every shard's
-schema says what made it (``Identity``), and a store that another model, tokenizer or corpus made is refused.
+A shard is written completely or not at all; after a crash only missing shards are drawn. Batches restart in every
+shard, so that rounding does not depend on where work was interrupted, and a finished store has the same bytes. The
+schema of every shard says what made it (``Identity``), and a store that another model, tokenizer or corpus made is
+refused.
 """
 
 import json
@@ -66,14 +67,14 @@ _WORDS = {
     "corpus": "corpus",
     "split": "split",
     "seed": "seed",
-    "per_prefix": "number of negatives a prefix",
+    "per_prefix": "number of negatives per prefix",
     "sources": "mixture of sources",
     "space": "space of continuations",
 }
 
 
 def _unseen(amount: float | int, note: str = "") -> None:
-    """Progress that nobody looks at: a worker's."""
+    """Ignores progress, in a worker."""
 
 
 @final
@@ -138,7 +139,7 @@ def names(source: Noise, num: int) -> list[str]:
 
 @final
 class NegativeStore:
-    """The negatives of some windows of a split, on disk; in memory are 24 bytes a window."""
+    """The negatives of some windows of a split, on disk; it takes 24 bytes of memory per window."""
 
     def __init__(self, folder: Path, flat: Flat, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
@@ -259,7 +260,7 @@ def _missing(path: Path) -> UserError:
 
 
 def _tables(folder: Path, first: dict[str, Any]) -> Iterator[pa.Table]:
-    """The shards one by one, once it is clear that each is whole and of the same making as the first."""
+    """Reads the shards one by one, and checks that each is complete and was made like the first."""
     for k in range(first["shards"]):
         path = _path(folder, k)
         _check(path, _about(path), {**first, "shard": k})

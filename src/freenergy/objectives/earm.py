@@ -13,11 +13,11 @@ q̃ is q with a fixed copy in place of all but the last m conditionals, so that 
 step (below Eq. 16). Z_k is the mean over the fake rows of a batch, averaged over batches (``Denominators``).
 
 Two terms have a mean that is known. E_y ∇ log q̃(y_<k) = 0, so w may be w − 1 there; and the mean of ∇f(y_k; y_<k) over
-y_k is ∇S(y_<k). ``reduced`` uses both: the same expected gradient with less noise. ``Parts`` says what is then left
-beside cross-entropy: where all w are 1 it is ∇(E_y S − E_x S) alone, and that moves q through shared weights only.
+y_k is ∇S(y_<k). ``reduced`` uses both: the same expected gradient with less noise. ``Parts`` shows what is then left
+next to cross-entropy: where all w are 1 it is ∇(E_y S − E_x S) alone, and that moves q through shared weights only.
 
-Rows that have ended before k take part neither in data nor in fakes: p_k is then a law over beginnings that go on to k.
-The loss is a mean over the data's tokens: step k counts λ_k times the rows that reach it.
+Rows that have ended before k take part neither in data nor in fakes: p_k is then a law over beginnings that continue
+to k. The loss is a mean over the data's tokens: step k counts λ_k times the rows that reach it.
 """
 
 import math
@@ -35,7 +35,7 @@ from freenergy.core.roles import Loss
 @final
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """All that the objective sees of rows: two numbers a step."""
+    """All that the objective sees of rows: two numbers per step."""
 
     logit: Float[Tensor, "rows K"]  # f(x_k; x_<k)
     log_sum: Float[Tensor, "rows K"]  # S(x_<k)
@@ -57,9 +57,9 @@ class Steps:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EARM:
-    """The objective beside cross-entropy, and when it begins."""
+    """The objective that is added to cross-entropy, and when it starts."""
 
-    weight: float = 1.0  # of this objective a token; cross-entropy has 1
+    weight: float = 1.0  # of this objective per token; cross-entropy has 1
     length: int = 50  # K, fake tokens of a row
     recent: int = 2  # m, the conditionals before x_k that gradients go through
     start_epoch: float = 1.0  # epochs of cross-entropy alone; the paper's 10 to 15 are for runs of many more
@@ -88,7 +88,7 @@ class EARM:
             )
 
     def __call__(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> Loss:
-        """Its gradient is Eq. 15, a token; ``log_z`` is log Z_k, from ``Denominators`` or exact."""
+        """Returns a loss whose gradient is Eq. 15, per token; ``log_z`` is log Z_k, from ``Denominators`` or exact."""
         parts = self.parts(data, fakes, log_z)
         value = (
             parts.cross_entropy + parts.level + parts.reweighted_prefix_term + (0.0 if self.reduced else parts.noise)
@@ -131,7 +131,7 @@ class Parts:
     """The terms of Eq. 15, as numbers whose gradients they are."""
 
     cross_entropy: Float[Tensor, ""]  # −E_x [log q̃(x_<k) + log q(x_k | x_<k)]
-    level: Float[Tensor, ""]  # E_y w·S − E_x S: S learns to tell data from fakes
+    level: Float[Tensor, ""]  # E_y w·S − E_x S: S learns to separate data from fakes
     reweighted_prefix_term: Float[Tensor, ""]  # E_y (w − 1)·log q̃(y_<k): q gives way where S has said it already
     noise: Float[Tensor, ""]  # E_y [log q̃(y_<k) + w·log q(y_k | y_<k)], whose gradient has mean zero
 
@@ -165,7 +165,7 @@ class Denominators:
 
         Z_k ← d·Z_k + (1 − d)·(mean of e^S over the fake rows),      d = min(decay, n / (n + 1)) at batch n = 0, 1, …
 
-    The mean of one batch stands in w beside the very rows that it is a mean of, which biases the gradient; an average
+    The mean of one batch divides the same rows that it is a mean of, which biases the gradient; an average
     over batches does so less (section 4 of the paper, after Belghazi et al. 2018). The first few batches count alike. A
     micro-batch sees the average of the steps before and its own rows; the next step's average has those of all.
     """
@@ -183,7 +183,7 @@ class Denominators:
         return torch.where(sums.rows > 0, mixed, self.log_z)
 
     def take(self, sums: Sums) -> None:
-        """These rows belong to it from now on."""
+        """Adds these rows to the average."""
         self.log_z.copy_(self.with_rows(sums))
         self.seen += (sums.rows > 0).long()
 
@@ -212,7 +212,7 @@ def _mean(values: Float[Tensor, "rows K"], mask: Bool[Tensor, "rows K"]) -> Floa
 
 @torch.no_grad()
 def _metrics(data: Steps, fakes: Steps, log_z: Float[Tensor, " K"], share: Float[Tensor, " K"]) -> dict[str, float]:
-    """``gain`` is E_x S − log Z, what S tells of data, nats; ``effective`` the effective share of the fake rows."""
+    """``gain`` is E_x S − log Z, what S knows about data, nats; ``effective`` the effective share of the fake rows."""
     w = weights(fakes, log_z)
     total = share.sum().clamp(min=1e-30)
     rows = fakes.mask.sum(0).clamp(min=1)

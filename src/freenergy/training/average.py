@@ -1,8 +1,8 @@
-"""An average of the weights along the way of training.
+"""A moving average of the weights during training.
 
     θ̄ ← d·θ̄ + (1 − d)·θ,    d = min(ema, (1 + step) / (10 + step))
 
-The first steps count less by the second term, so that the average does not hang on to where training began.
+The first steps count less by the second term, so that the average does not stay near the initial weights.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after a step."""
+        """Updates the average with the weights after a step."""
         d = min(self.ema, (1 + step) / (10 + step))
         for name, w in self._weights.items():
             self.tensors[name].lerp_(w, 1 - d)

@@ -1,4 +1,4 @@
-"""The state of a training run in one file that is whole or absent.
+"""The state of a training run in one file that is complete or absent.
 
 Weights, Adam's moments and the loop's few numbers go into one safetensors file, the numbers as JSON in its metadata, so
 that no two files can disagree. Randomness needs no saving: every step draws from a stream named by its number.
@@ -118,7 +118,7 @@ def _write(path: Path, tensors: dict[str, Tensor], ranks: Ranks, metadata: dict[
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each rank has a part of it; told without torch's module of such tensors, which is slow to import."""
+    """Whether each rank has a part of it, without importing torch's module of such tensors, which is slow."""
     return hasattr(tensor, "full_tensor")
 
 

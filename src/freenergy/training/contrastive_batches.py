@@ -1,8 +1,8 @@
 """Data and negatives side by side, as an energy reads them in training.
 
-    x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix a row
+    x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix per row
 
-Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn anew at every step.
+Stored negatives are drawn from uniformly, as in Deng et al. (2020); fresh ones are drawn again at every step.
 
 An energy that is to judge unfinished texts reads data and negatives alike cut to t tokens. The negatives of a cut are
 draws of P_LM(x_≤t | c), so the optimum of every cut is the log-ratio of marginals,
@@ -29,7 +29,7 @@ from freenergy.noise.store import NegativeStore
 
 @runtime_checkable
 class Contrast(Protocol):
-    """Windows, each with negatives of the same prefix."""
+    """Provides windows, each with negatives of the same prefix."""
 
     def __len__(self) -> int:
         """How many windows."""

@@ -55,7 +55,7 @@ class Choice:
     l2: float
     gain: float
     fit: Fit
-    table: list[tuple[float, float]]  # (l2, certified gain on held-out windows in nats a window)
+    table: list[tuple[float, float]]  # (l2, certified gain on held-out windows in nats per window)
 
 
 def fit_convex(
@@ -120,7 +120,7 @@ def cross_fitted(
     """Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
 
     This is what the parts are worth on text that they have not seen, and so what is left for another energy to learn.
-    With several ``cuts`` the windows stand there so many times over, and all cuts of a window are left out together.
+    With several ``cuts`` every window appears once per cut, and all cuts of a window are left out together.
     """
     kept = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
     every = [_pieces(each) for each in features]

@@ -2,7 +2,7 @@
 
     step = epoch e and place k,      micro-batch m = order_e[k·batch + m·size : … + size],   size = batch / accumulate
 
-The order of an epoch is drawn by its number alone, so nothing has to be kept to go on with it. It is drawn once an
+The order of an epoch is drawn by its number alone, so nothing has to be saved to resume. It is drawn once per
 epoch, since with many windows that takes longer than a step.
 """
 

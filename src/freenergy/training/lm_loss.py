@@ -1,4 +1,4 @@
-"""How a network that maps a context to logits is taught: the object is its configuration.
+"""The loss of a network that maps a context to logits: the object is its configuration.
 
 ``training.tasks.autoregressive`` says what each of these adds to the loss.
 """
@@ -39,7 +39,7 @@ class ScheduledSampling:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelLoss:
-    """How a network is taught: cross-entropy, and what is added to it in any combination."""
+    """Cross-entropy, and what is added to it in any combination."""
 
     label_smoothing: float = 0.0
     level: float = (

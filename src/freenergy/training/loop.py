@@ -3,8 +3,8 @@
     g = Σ over micro-batches of ∇ loss / accumulate,    g ← g · min(1, clip / ‖g‖),    θ ← AdamW(θ, g, lr(step))
     θ̄ ← d·θ̄ + (1 − d)·θ,   d = min(ema, (1 + step) / (10 + step))        (where ema > 0; θ̄ is validated and kept)
 
-A task says what its loss is and how good it is; the loop does the rest and yields a record a step. Micro-batch m of
-step s draws all its randomness from ``rng.child("step", s).child("micro", m)``, so a killed run goes on from its last
+A task says what its loss is and how good it is; the loop does the rest and yields a record per step. Micro-batch m of
+step s draws all its randomness from ``rng.child("step", s).child("micro", m)``, so a killed run resumes from its last
 checkpoint and ends with the same bits, and several ranks (``training.ranks``) do together what one would have done. The
 first of them writes. Asked to stop, all end after the step in hand, with a checkpoint.
 """
@@ -56,7 +56,7 @@ class Step:
 
 
 def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[Step]:
-    """Train, or go on training, in ``folder``; after the last record the module holds the best weights.
+    """Trains, or resumes training, in ``folder``; after the last record the module holds the best weights.
 
     ``metrics.jsonl`` in the folder keeps every record. Under a launcher all ranks call this.
     """
@@ -72,7 +72,7 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
 def _steps(
     task: Task, together: DistributedTask, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
 ) -> Iterator[Step]:
-    """A record a step, from the last checkpoint on."""
+    """Yields a record per step, from the last checkpoint on."""
     optimiser = _optimiser(task, settings)
     average = Average(task.module, settings.ema)
     path, records = folder / "checkpoint.safetensors", folder / _RECORDS
@@ -148,7 +148,7 @@ def _advance(
     ranks: Ranks,
 ) -> Step:
     """One optimiser step."""
-    begun, worked = time.monotonic(), time.process_time()
+    started, cpu_started = time.monotonic(), time.process_time()
     rng = rng.child("step", step)
     task.module.train()
     optimiser.zero_grad()
@@ -167,7 +167,7 @@ def _advance(
     for group in optimiser.param_groups:
         group["lr"] = settings.learning_rate_at(step) * group["rate"]
     optimiser.step()
-    spent, cpu = time.monotonic() - begun, torch.tensor(time.process_time() - worked, dtype=torch.float64)
+    spent, cpu = time.monotonic() - started, torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
     cpu_seconds = ranks.everyone(cpu).sum().item()
     return Step(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu_seconds)
 

@@ -23,7 +23,7 @@ class Optimisation:
 
     steps: int = 1000
     batch_size: int = 16
-    accumulate: int = 1  # micro-batches a step; each has batch_size / accumulate rows
+    accumulate: int = 1  # micro-batches per step; each has batch_size / accumulate rows
     learning_rate: float = 1e-3
     warmup: int = 100
     schedule: Literal["cosine", "inverse_sqrt", "constant"] = "cosine"
@@ -97,15 +97,15 @@ class TrainedBase:
                 raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: set it to at least 0 and below 1")
-        _ = self.teaching  # refuses what it cannot be
+        _ = self.lm_loss  # refuses what it cannot be
         if self.memory < 0:
             raise UserError(f"memory is {self.memory}: set it to 0 (none) or more tokens")
         if self.memory and self.optimisation.accumulate > 1:
-            raise UserError("a memory goes on from batch to batch, so a step is one batch: set accumulate to 1")
+            raise UserError("a memory continues from batch to batch, so a step is one batch: set accumulate to 1")
 
     @property
-    def teaching(self) -> LanguageModelLoss:
-        """How the network is taught."""
+    def lm_loss(self) -> LanguageModelLoss:
+        """Returns the loss of the network."""
         return LanguageModelLoss(
             label_smoothing=self.label_smoothing, level=self.level, scheduled=self.scheduled, earm=self.earm
         )
@@ -118,8 +118,8 @@ class EnergyTraining:
 
     Energies that are linear in frozen features are fitted by L-BFGS, with the weight decay of ``l2`` that gains most on
     validation windows; networks take ``optimisation``. With ``lengths`` above 1 an energy learns to judge unfinished
-    continuations too, so that it can steer while they are written: it is fitted at so many lengths, evenly spaced, the
-    whole one among them.
+    continuations too, so that it can steer while they are written: it is fitted at that many lengths, evenly spaced,
+    the full length among them.
     """
 
     objective: BinaryNCE | RankingNCE = field(default_factory=RankingNCE)
@@ -173,7 +173,7 @@ PRESETS = {
     "paper-bit-base-24l": _paper(60, 2_000, 90_000, 5e-5, 0.25),
     "paper-bit-med-24l": _paper(32, 2_000, 90_000, 5e-5, 0.25),
     "paper-bit-large-24l": _paper(20, 2_000, 90_000, 5e-5, 0.25),
-    # Table 6 of Wang et al. (2022), who stop when 20 epochs bring nothing better
+    # Table 6 of Wang et al. (2022), where training stops after 20 epochs without improvement
     "earm-tr-base": _earm(5e-4, 4_000, "inverse_sqrt", 1e-2),
     "earm-tr-xl": _earm(2.5e-4, 10_000, "cosine", 0.0),
     "earm-iwslt14": _earm(5e-4, 4_000, "inverse_sqrt", 1e-4),

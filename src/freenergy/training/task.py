@@ -2,9 +2,9 @@
 
     step s = micro-batches 0 … A − 1, each chosen by (s, its number) alone,     loss = mean over them
 
-A task may carry more than weights from step to step. Every micro-batch of a step sees that state as it was when the
-step began; at the step's end it takes in what all of them have told. So it does not matter in which order or where they
-were done.
+A task may carry more state than weights from step to step. Every micro-batch of a step sees that state as it was when
+the step began; at the end of the step the statistics of all micro-batches update it. So the order of the micro-batches
+and the process that computes them make no difference.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from freenergy.training.settings import Optimisation
 @final
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The held-out value that early stopping watches, lower is better; and what a person wants to know beside it."""
+    """The held-out value that early stopping watches (lower is better), and the metrics that are reported with it."""
 
     value: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Task(Protocol):
         ...
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
-        """The mean loss of one micro-batch; data are chosen by step and micro alone."""
+        """Returns the mean loss of one micro-batch; data are chosen by step and micro alone."""
         ...
 
     def validate(self) -> Validation:
-        """How good the module is on held-out data."""
+        """Measures the module on held-out data."""
         ...
 
 
@@ -50,11 +50,11 @@ class Stateful(Protocol):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Live tensors: a checkpoint keeps them, and fills them again."""
+        """Returns live tensors: a checkpoint saves them, and restores them in place."""
         ...
 
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
-        """Take in what the losses of a step have told, by name [micro-batches, …]."""
+        """Update the state with the statistics of a step's losses, by name [micro-batches, …]."""
         ...
 
 

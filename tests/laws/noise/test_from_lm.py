@@ -149,8 +149,8 @@ def test_settings():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: NegativeSettings(per_prefix=0), "at least one negative a prefix"),
-        (lambda: NegativeSettings(validation_per_prefix=0), "at least one negative a prefix"),
+        (lambda: NegativeSettings(per_prefix=0), "at least one negative per prefix"),
+        (lambda: NegativeSettings(validation_per_prefix=0), "at least one negative per prefix"),
         (lambda: NegativeSettings(windows=-1), "0 for all"),
         (lambda: NegativeSettings(validation_windows=0), "validation_windows"),
         (lambda: NegativeSettings(shard=0), "shard"),

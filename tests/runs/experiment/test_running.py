@@ -289,7 +289,7 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 def test_e_arm_that_never_begins_is_refused_before_anything_is_trained(tmp_path):
     rows = [{"name": "late", "teaching": {"earm": {"length": 4, "start_epoch": 3}}}]
-    with pytest.raises(UserError, match=r"E-ARM begins at epoch 3, but training ends after 1\.50 epochs"):
+    with pytest.raises(UserError, match=r"E-ARM starts at epoch 3, but training ends after 1\.50 epochs"):
         run(tmp_path, experiment(rows=rows))
     assert not list(tmp_path.rglob("metrics.jsonl"))
 

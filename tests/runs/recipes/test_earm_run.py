@@ -106,4 +106,4 @@ def test_a_run_that_would_end_before_earm_begins_is_refused(path, tmp_path, call
     arguments = [word for change in [*CHANGES, "base.earm.start_epoch=9"] for word in ("--set", change)]
     status, _, err = call("run", path, "--out", tmp_path / "run", "--stage", "base", *arguments)
     assert status == 2
-    assert "E-ARM begins at epoch 9" in err
+    assert "E-ARM starts at epoch 9" in err

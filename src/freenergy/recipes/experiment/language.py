@@ -37,7 +37,7 @@ from freenergy.lm.networks.protocol import Network, Recurrent
 from freenergy.models.residual import Residual
 from freenergy.recipes.experiment.settings import LanguageSubject
 from freenergy.recipes.stages.text import open_corpus
-from freenergy.training.tasks.language_model import begun
+from freenergy.training.tasks.language_model import start_model
 
 _BLOCKS = "blocks.safetensors"
 _ROWS = 8  # blocks read at once
@@ -68,7 +68,7 @@ class Language:
     def network(self, rng: Rng) -> CausalNetwork:
         """Fresh weights, or those of a checkpoint."""
         settings = self.settings
-        model = begun(
+        model = start_model(
             self.corpus,
             self.start,
             rng,

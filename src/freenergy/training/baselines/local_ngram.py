@@ -75,7 +75,7 @@ class LocalNgram(nn.Module):
         yield log_p.double()
 
     def save(self, folder: Path) -> None:
-        """Write the counts and the weights, whole or not at all."""
+        """Write the counts and the weights, completely or not at all."""
         with atomic_write(folder) as aside:
             for lm in self.models:
                 lm.save_pretrained(aside / f"order-{lm.order}")

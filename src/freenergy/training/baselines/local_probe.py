@@ -53,7 +53,7 @@ class LocalProbe(nn.Module):
         return z @ self.A.T @ self.U.T + tempered
 
     def save(self, path: Path) -> None:
-        """Write the weights, whole or not at all."""
+        """Write the weights, completely or not at all."""
         with atomic_write(path) as aside:
             save_file({name: weight.detach().contiguous() for name, weight in self.named_parameters()}, aside)
 

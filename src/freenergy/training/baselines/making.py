@@ -52,7 +52,7 @@ def make_baseline(
     *,
     base_preset: str = "",
 ) -> dict[str, Any]:
-    """Train, or go on training, in ``folder``; a baseline that is done stays as it is. Its record is returned.
+    """Trains, or resumes training, in ``folder``; a baseline that is done stays as it is. Its record is returned.
 
     Several ranks train networks together; the first counts, fits and writes.
     """
@@ -60,15 +60,15 @@ def make_baseline(
     if not (folder / RECORD).is_file():
         match settings:
             case LongerBaseline():
-                told = _longer(settings, base, corpus, folder, rng, progress)
+                record = _longer(settings, base, corpus, folder, rng, progress)
             case BalmBaseline():
-                told = _balm(settings, base, corpus, folder, rng, progress, base_preset)
+                record = _balm(settings, base, corpus, folder, rng, progress, base_preset)
             case RalmBaseline():
-                told = _ralm(settings, base, corpus, folder, rng, progress)
+                record = _ralm(settings, base, corpus, folder, rng, progress)
             case LocalBaseline():
-                told = _local(settings, base, corpus, folder, rng, progress)
+                record = _local(settings, base, corpus, folder, rng, progress)
         if ranks.is_first:
-            write_json(folder / RECORD, {"kind": settings.kind, **told})
+            write_json(folder / RECORD, {"kind": settings.kind, **record})
     ranks.barrier()
     for moments in (folder / TRAINING).glob("*") if ranks.is_first else ():
         if moments.suffix != ".jsonl":  # weights along the way, and what a kill has left of writing them
@@ -138,10 +138,10 @@ def _longer(
 ) -> dict[str, Any]:
     model = copied(_network(settings, base).model)
     set_dropout(model, settings.dropout)
-    told = train_network(model, settings, corpus, folder, rng, progress)
+    record = train_network(model, settings, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
-    return told | {"parameters": _size(model)}
+    return record | {"parameters": _size(model)}
 
 
 def _balm(
@@ -159,27 +159,27 @@ def _balm(
         own = _size(_network(settings, base).model)
         shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
     model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
-    told = train_network(model, settings, corpus, folder, rng, progress)
+    record = train_network(model, settings, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
-    return told | {"parameters": _size(model), "shape": asdict(shape)}
+    return record | {"parameters": _size(model), "shape": asdict(shape)}
 
 
 def _ralm(
     settings: RalmBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
     ralm = Ralm.from_base(_network(settings, base).model, dropout=settings.dropout)
-    told = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
+    record = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         ralm.save(folder / _MODEL, eos=base.eos)
-    return told | {"parameters": _base_size(base) + _size(ralm)}
+    return record | {"parameters": _base_size(base) + _size(ralm)}
 
 
 def _local(
     settings: LocalBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
     """The probe learns first, on training text; then the n-gram weights on top of it, on validation text."""
-    told: dict[str, Any] = {"cpu_seconds": 0.0, "steps": 0, "tokens": 0}
+    record: dict[str, Any] = {"cpu_seconds": 0.0, "steps": 0, "tokens": 0}
     below, weights = ResidualLM(base, []), 0
     if settings.features != "ngram":
         layers = _layers(settings, base)
@@ -191,19 +191,19 @@ def _local(
         )
         probe.start(rng.child("weights"))
         below = ResidualLM(base, [probe], layers=layers)
-        told |= train_correction(below, probe, settings, corpus, folder, rng, progress)
+        record |= train_correction(below, probe, settings, corpus, folder, rng, progress)
         if Ranks.found().is_first:
             probe.save(folder / _PROBE)
         weights += _size(probe)
     if settings.features != "probe" and Ranks.found().is_first:
-        begun = time.process_time()
+        started = time.process_time()
         ngram, fit = _counted(settings, below, corpus, rng, progress)
         ngram.save(folder / _NGRAM)
         weights += _size(ngram)
-        told["cpu_seconds"] += time.process_time() - begun
-        told |= {"ngrams": sum(len(level) for lm in ngram.models for level in lm.counts.levels), "fit": fit}
-        told["tokens"] += len(corpus.stream("train")) + fit["places"]
-    return told | {"parameters": _base_size(base) + weights}
+        record["cpu_seconds"] += time.process_time() - started
+        record |= {"ngrams": sum(len(level) for lm in ngram.models for level in lm.counts.levels), "fit": fit}
+        record["tokens"] += len(corpus.stream("train")) + fit["places"]
+    return record | {"parameters": _base_size(base) + weights}
 
 
 def _counted(

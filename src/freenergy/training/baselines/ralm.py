@@ -52,7 +52,7 @@ class Ralm(nn.Module):
         return lambda at, log_p: own.scores(at)
 
     def save(self, folder: Path, *, eos: int) -> None:
-        """Write the network, whole or not at all."""
+        """Write the network, completely or not at all."""
         save_checkpoint(self.network, folder, eos=eos)
 
     @classmethod

@@ -83,7 +83,7 @@ class NetworkReader:
 
     @torch.no_grad()
     def _is_whole(self, head: nn.Module) -> bool:
-        """Some architectures scale or bend their logits after the head; a short text tells."""
+        """Finds out on a short text whether the architecture changes its logits after the head."""
         V = self.model.config.get_text_config().vocab_size
         tokens = torch.tensor([[(997 * i + 17) % V for i in range(4)]], device=self.model.device)
         found = head(self.trunk(tokens, use_cache=False).last_hidden_state)

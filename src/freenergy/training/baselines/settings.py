@@ -71,7 +71,7 @@ class BalmBaseline:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RalmBaseline:
-    """The residual auto-regressive model: a second network, begun as a copy of the base, whose logits are added."""
+    """The residual auto-regressive model: a second network, initially a copy of the base, whose logits are added."""
 
     kind: Literal["ralm"] = "ralm"
     name: str = "ralm"
@@ -120,7 +120,7 @@ BaselineSettings = LongerBaseline | BalmBaseline | RalmBaseline | LocalBaseline
 
 
 def check_baselines(baselines: tuple[BaselineSettings, ...]) -> None:
-    """Names tell baselines apart."""
+    """Refuses two baselines with the same name."""
     names = [each.name for each in baselines]
     twice = [name for name in names if names.count(name) > 1]
     if twice:

@@ -57,7 +57,7 @@ class ResidualTask:
         return Loss(cross_entropy(self.model, self.train.rows(first, self.micro_size)), {})
 
     def validate(self) -> Validation:
-        """Mean cross-entropy over the validation stream, in nats a token."""
+        """Mean cross-entropy over the validation stream, in nats per token."""
         total, count = 0.0, self.validation.whole
         for first in range(0, count, self.micro_size):
             rows = self.validation.in_order(first, min(first + self.micro_size, count))
@@ -126,10 +126,10 @@ def train_task(task: Task, settings: Trained, folder: Path, rng: Rng, progress: 
     steps, path = settings.optimisation, folder / TRAINING
     fit_watched(task, steps, path, rng, progress, f"training {settings.name}", _metered(path / _CPU))
     task.module.eval().requires_grad_(False)
-    told = training_summary(path)
+    record = training_summary(path)
     keys = ("steps", "best_step", "validation_nats_per_token")
-    tokens = told["steps"] * steps.batch_size * settings.block
-    return {key: told[key] for key in keys} | {"tokens": tokens, "cpu_seconds": _spent(path / _CPU)}
+    tokens = record["steps"] * steps.batch_size * settings.block
+    return {key: record[key] for key in keys} | {"tokens": tokens, "cpu_seconds": _spent(path / _CPU)}
 
 
 def check_block(settings: Trained, corpus: Corpus, longest: int | None) -> None:

@@ -3,7 +3,7 @@
     a step = micro-batches 0 … A − 1,      rank r of R does r, r + R, r + 2R, …,      g = mean over all A of ∇ loss
 
 Which data and which randomness a micro-batch has is a matter of its number alone. So no two ranks read the same rows, a
-step is the recipe's whatever R is, and a checkpoint goes on on another number of ranks. Numbers of micro-batches are
+step is the recipe's whatever R is, and a checkpoint resumes on another number of ranks. Numbers of micro-batches are
 gathered in their order, not summed on the way: means over them have the same bits for every R.
 
 Without a launcher there is one rank, and nothing here touches the network.
@@ -45,7 +45,7 @@ class Ranks:
 
     @classmethod
     def found(cls) -> "Ranks":
-        """As the environment tells; the first call meets the other ranks."""
+        """Reads the environment; the first call connects to the other ranks."""
         if _count() < 2 or _by_itself.get():
             return cls()
         state, is_sharded = _state(), os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
@@ -111,7 +111,7 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Within, a rank that loses the others ends without a word: who was first to end has said why."""
+        """Within, a rank that loses the others ends silently: the first rank to end has printed the reason."""
         try:
             yield
         except RuntimeError as error:

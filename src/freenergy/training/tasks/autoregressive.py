@@ -29,58 +29,58 @@ from freenergy.objectives.earm import EARM, Denominators, Steps, Sums
 from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.task import Validation
 
-_SMOOTH = 0.95  # of the averages that tell divergence: some twenty steps
+_SMOOTH = 0.95  # decay of the averages that detect divergence: about twenty steps
 
 
 @final
 class AutoregressiveTask:
-    """For the training loop."""
+    """Trains a network by cross-entropy, and by E-ARM where that is asked for."""
 
-    def __init__(self, network: Network, data: Data, teaching: LanguageModelLoss) -> None:
-        self.network, self.data, self.teaching = network, data, teaching
+    def __init__(self, network: Network, data: Data, settings: LanguageModelLoss) -> None:
+        self.network, self.data, self.settings = network, data, settings
         self.module = network.module
         self.memory = network if isinstance(network, Recurrent) else None
-        self.fakes = _Fakes(network, teaching.earm) if teaching.earm else None
+        self.fakes = _Fakes(network, settings.earm) if settings.earm else None
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What goes from step to step beside the weights."""
+        """Returns what is carried from step to step next to the weights."""
         return (self.fakes.state if self.fakes else {}) | (self.memory.state if self.memory else {})
 
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
-        """Take in what the micro-batches of a step have told of the fakes."""
+        """Updates the state with the fakes of all micro-batches of a step."""
         if self.fakes and statistics:
             self.fakes.settle(step, statistics)
 
     def check(self, steps: int) -> None:
-        """Refuse a training that ends before E-ARM begins."""
-        epochs, earm = steps / self.data.epoch_steps, self.teaching.earm
+        """Refuses a training that ends before E-ARM starts."""
+        epochs, earm = steps / self.data.epoch_steps, self.settings.earm
         if earm and earm.start_epoch >= epochs:
             raise UserError(
-                f"E-ARM begins at epoch {earm.start_epoch:g}, but training ends after {epochs:.2f} epochs of "
+                f"E-ARM starts at epoch {earm.start_epoch:g}, but training ends after {epochs:.2f} epochs of "
                 f"{self.data.epoch_steps} steps: set start_epoch lower, or more steps"
             )
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
-        """Of one micro-batch."""
+        """Returns the loss of one micro-batch."""
         if self.memory and isinstance(self.data, Lanes) and self.data.is_first(step):
             self.memory.forget()
         batch, epoch = self._on_device(self.data.batch(step, micro)), (step - 1) / self.data.epoch_steps
-        share = self.teaching.scheduled.share(epoch) if self.teaching.scheduled else 0.0
+        share = self.settings.scheduled.share(epoch) if self.settings.scheduled else 0.0
         fakes = self.fakes if self.fakes and epoch >= self.fakes.settings.start_epoch else None
         with torch.no_grad() if share and not fakes else nullcontext():  # then the first pass only predicts
             logits = self.network.logits(batch.given, batch.tokens)
         read = self._again(batch, logits.detach(), share, rng.child("scheduled")) if share else logits
-        nats = cross_entropy_of(read, batch, self.teaching.label_smoothing)
-        if self.teaching.level:
-            nats = nats + self.teaching.level * (read.logsumexp(-1)[batch.mask] ** 2).mean()
+        nats = cross_entropy_of(read, batch, self.settings.label_smoothing)
+        if self.settings.level:
+            nats = nats + self.settings.level * (read.logsumexp(-1)[batch.mask] ** 2).mean()
         found = fakes.loss(batch, logits, nats, rng.child("fakes")) if fakes else Loss(nats, {})
         if self.memory:
             self.memory.remember()
         return found
 
     def validate(self) -> Validation:
-        """Mean cross-entropy over the held-out rows, in nats a token, without smoothing."""
+        """Mean cross-entropy over the held-out rows, in nats per token, without smoothing."""
         total = count = 0.0
         with self.memory.apart() if self.memory else nullcontext():
             for rows in self.data.held_out():
@@ -94,8 +94,8 @@ class AutoregressiveTask:
 
     def _again(self, batch: Batch, logits: Float[Tensor, "rows T V"], share: float, rng: Rng) -> Tensor:
         """The second pass, on a mixture of data and predictions."""
-        assert self.teaching.scheduled is not None, "there is a share"
-        by = self.teaching.scheduled.by
+        assert self.settings.scheduled is not None, "there is a share"
+        by = self.settings.scheduled.by
         predicted = logits.argmax(-1) if by == "argmax" else rng.child("tokens").categorical(logits)
         is_replaced = (rng.child("places").uniform(*predicted.shape) < share).to(predicted.device) & batch.mask
         mixed: Int[Tensor, "rows T"] = torch.where(is_replaced, predicted, batch.tokens)
@@ -113,7 +113,7 @@ class _Fakes:
     def __init__(self, network: Network, settings: EARM) -> None:
         self.network, self.settings = network, settings
         self.denominators = Denominators(settings.length, settings.decay)
-        # averages that tell divergence: of E_x S − log Z, of cross-entropy, of 1; and cross-entropy at the beginning
+        # averages that detect divergence: of E_x S − log Z, of cross-entropy, of 1; and the first cross-entropy
         self.watched = torch.zeros(4, dtype=torch.float64)
 
     @property
@@ -132,17 +132,17 @@ class _Fakes:
         return Loss(nats + weight * found.value, {"cross_entropy": nats.item()} | found.metrics, statistics)
 
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
-        """At the end of a step: the rows of all its micro-batches belong to Z, and its numbers are looked at."""
+        """Adds the rows of all micro-batches of a step to Z, and checks for divergence."""
         self.denominators.take(Sums.together(statistics["log_total"], statistics["rows"]))
         gain, nats, _ = statistics["watched"].mean(0).tolist()
         self._watch(gain, nats, int(statistics["watched"][:, 2].sum()), step)
 
     def _watch(self, gain: float, nats: float, rows: int, step: int) -> None:
-        """Stop with a word where the negative phase has run away.
+        """Raises an error that says what to change when the negative phase diverges.
 
         n fake rows can show that the data are log n nats likelier, with Z averaged over batches log(n / (1 − decay))
-        (``partition.certificate``): beyond that the weights stand on nothing and S grows without end. Cross-entropy
-        above log V is worse than knowing nothing, unless it was so at the beginning.
+        (``partition.certificate``): beyond that the weights mean nothing and S grows without bound. Cross-entropy
+        above log V is worse than a uniform guess, unless it started there.
         """
         if not self.watched[2]:
             self.watched[3] = nats
@@ -153,9 +153,9 @@ class _Fakes:
         worst = max(math.log(self.network.vocab_size), first) + 1
         if not math.isfinite(gain + nats) or (seen > 1 - _SMOOTH**10 and (gain / seen > most or nats / seen > worst)):
             raise DivergenceError(
-                f"E-ARM's negative phase diverged at step {step} (S tells data from fakes by {gain / seen:.1f} nats, "
-                f"which {rows} fake rows cannot weigh beyond {most:.1f}; cross-entropy {nats / seen:.2f}): lower "
-                "earm.weight or the learning rate, or begin at a later epoch; checkpoints from before are kept"
+                f"E-ARM's negative phase diverged at step {step} (S separates data from fakes by {gain / seen:.1f} "
+                f"nats, but {rows} fake rows can show at most {most:.1f}; cross-entropy {nats / seen:.2f}): lower "
+                "earm.weight or the learning rate, or start at a later epoch; earlier checkpoints are kept"
             )
 
 

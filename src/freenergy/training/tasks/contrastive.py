@@ -1,13 +1,13 @@
-"""Training an energy by contrast, for the training loop.
+"""The task of training an energy by contrast with negatives.
 
     loss = objective(scores of x⁺, of x⁻) + λ · mean E²,      log_score = log P_LM − E,   E = offset + what learns
 
 The offset is the sum of energies that are trained already and stay as they are. Where the noise is not the base but its
 law is known, the scores hold it (``noise_law``); a noise that learns adds its own loss, and its weights learn at a rate
 of their own. An energy that is fitted at several
-lengths sees one of them, drawn anew, in each micro-batch, and is validated on whole continuations. The held-out value
+lengths sees a random one of them in each micro-batch, and is validated on whole continuations. The held-out value
 is minus the certified gain with n = K + 1 candidates (``partition.certificate``): early stopping watches what can be
-promised.
+certified.
 """
 
 import math
@@ -34,14 +34,14 @@ from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
 from freenergy.training.task import Validation, parameter_groups
 
-_MOST_NATS = 700.0  # a token: e to more is no number
-_ENOUGH_PAIRS = 5_000  # seen without leaving chance, before a word is said about it
+_MAX_NATS = 700.0  # per token: the exponential of more overflows
+_ENOUGH_PAIRS = 5_000  # seen at chance accuracy before a hint is printed
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Energies that are trained already: of the stored windows as numbers, of fresh draws by reading."""
+    """Energies that are trained already: looked up for stored windows, computed for fresh draws."""
 
     energy: nn.Module
     train: Float[Tensor, "rows stored"] | None  # windows, cut after cut
@@ -87,7 +87,7 @@ class BaseNumbers:
 
 @final
 class ContrastiveTask:
-    """One energy that learns, on top of others that do not."""
+    """Trains one energy on top of others that are fixed."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ContrastiveTask:
         self._index = Shuffled(len(train), steps, rng)
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
-        """The objective on one micro-batch."""
+        """Returns the objective on one micro-batch."""
         whole = self.train.batch(self._index(step, micro), self.settings.negatives, rng, self.noise_state)
         batch = self._cut(whole, rng)
         known = {} if self.base is None else self.base.of(batch)
@@ -155,7 +155,7 @@ class ContrastiveTask:
         return groups + parameter_groups(self.law.module, settings, rate=self.law.rate)
 
     def validate(self) -> Validation:
-        """Certified gain, accuracies and energies on the held-out windows."""
+        """Measures certified gain, accuracies and energies on the held-out windows."""
         rows = self.settings.rows
         known = {} if self.base is None else self.base.of_held_out(self.held_out, rows)
         E = energies_in_batches(self.energy, self.held_out, batch_size=rows, where="validation", known=known)
@@ -174,7 +174,7 @@ class ContrastiveTask:
 
 
 def validation_of(E: Float[Tensor, "B N"], objective: Objective) -> Validation:
-    """What held-out energies say; the datum is in the first column."""
+    """Measures held-out energies; the datum is in the first column."""
     data, negatives = scores_of(E)
     gains = certified_gain(E[:, :1], E[:, 1:])
     error = gains.std().item() / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
@@ -186,22 +186,22 @@ def validation_of(E: Float[Tensor, "B N"], objective: Objective) -> Validation:
 
 @final
 class Watch:
-    """The live line, and the two famous failures told in words."""
+    """The progress line, and a hint for training that stays at chance."""
 
     def __init__(self, progress: Progress, tokens_per_sequence: float, pairs_per_step: int) -> None:
         self._progress, self._tokens, self._pairs = progress, tokens_per_sequence, pairs_per_step
-        self._has_spoken = False
+        self._has_hinted = False
         self._held_out = ""
         self._rate = 0.0
 
     def line(self, record: Step) -> str:
-        """Loss, accuracies, energies, certified gain, pairs a second."""
+        """Returns loss, accuracies, energies, certified gain, pairs per second."""
         now = self._pairs / max(record.seconds, 1e-9)
         self._rate = now if not self._rate else 0.9 * self._rate + 0.1 * now
         if record.validation is not None:
             gain = -record.validation
             self._held_out = f"certified gain {gain:.2f} nats ({self.percent(gain):+.1f} % perplexity)"
-            self._speak(record)
+            self._hint(record)
         m = record.metrics
         return (
             f"loss {record.loss:.3f}, right on data {m['accuracy_data']:.2f} on noise {m['accuracy_noise']:.2f}, "
@@ -210,15 +210,15 @@ class Watch:
         )
 
     def percent(self, gain: float) -> float:
-        """A gain in nats a sequence as a change of perplexity."""
-        return 100 * (math.exp(min(-gain / self._tokens, _MOST_NATS)) - 1)
+        """Converts a gain in nats per sequence to a change of perplexity."""
+        return 100 * (math.exp(min(-gain / self._tokens, _MAX_NATS)) - 1)
 
-    def _speak(self, record: Step) -> None:
-        """Still at chance after a while: it need not be a bug, and there is something to do."""
+    def _hint(self, record: Step) -> None:
+        """Prints one hint when held-out accuracy is still at chance."""
         m, pairs = record.validation_metrics, record.step * self._pairs
         at_chance = -(record.validation or 0.0) < 2 * m["gain_error"] and m["pair_accuracy"] < 0.55
-        if at_chance and pairs >= _ENOUGH_PAIRS and not self._has_spoken:
-            self._has_spoken = True
+        if at_chance and pairs >= _ENOUGH_PAIRS and not self._has_hinted:
+            self._has_hinted = True
             self._progress.say(
                 f"still at chance after {pairs:,} pairs (held-out accuracy {m['pair_accuracy']:.2f}): a flat loss need "
                 'not be a bug, pooled energies stay there long; try kind = "log-ratio", "probe" or "ngram", a higher '

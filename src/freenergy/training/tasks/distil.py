@@ -1,4 +1,4 @@
-"""Distilling: a copy of the base learns to write by itself what the joint model would.
+"""Distilling: a copy of the base learns to sample what the residual model would.
 
     P(x | c) = P_LM(x | c) · e^{−E(c, x)} / Z(c),       x_1 … x_n ~ q(· | c),       w = P_LM · e^{−E} / q
     ∇ KL(P ‖ π) = −E_{x ~ P} ∇ log π(x | c) = −E_{x ~ q} (w/Z) ∇ log π(x | c)  ≈  −Σ_i u_i ∇ log π(x_i | c)
@@ -7,7 +7,7 @@
 This is the distributional policy gradient (Parshakova, Andreoli and Dymetman 2019), with a Z(c) for each context
 (Korbak, Elsahar, Kruszewski and Dymetman 2022a). With the true Z its mean is ∇ KL(P ‖ π), at every n. With Ẑ of the
 same draws its mean is ∇ KL(P_n ‖ π), where P_n is what importance resampling with n candidates writes: that is the bias
-of self-normalised weights, of order 1/n, and π = P_n is where it ends.
+of self-normalised weights, of order 1/n, and π = P_n is its optimum.
 
 The baseline takes out what has mean zero, since E_{x ~ π} ∇ log π = 0 (Korbak et al. 2022b):
 
@@ -16,8 +16,8 @@ The baseline takes out what has mean zero, since E_{x ~ π} ∇ log π = 0 (Korb
 It is the gradient of the cross-entropy of the shares a against u, which is least where a = u for any draws: at π = P
 itself, at every n from 2 up. It is also less noisy: where all weights are equal and π = q, it is zero.
 
-q begins as the base. Whenever held-out draws of q say that the policy has come nearer to P, the policy takes its place
-(KL-adaptive: Khalifa, Elsahar and Dymetman 2021). Z is not needed to tell:
+q starts as the base. Whenever held-out draws of q show that the policy is closer to P, the policy takes its place
+(KL-adaptive: Khalifa, Elsahar and Dymetman 2021). Z is not needed for that:
 
     KL(P ‖ q) − KL(P ‖ π) = E_{x ~ P} [log π(x | c) − log q(x | c)]
 """
@@ -53,7 +53,7 @@ from freenergy.training.task import Validation
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distilling:
-    """How a policy is drawn towards the joint model; ``optimisation.batch_size`` counts the contexts of a step."""
+    """How a policy is trained towards the residual model; ``optimisation.batch_size`` counts the contexts of a step."""
 
     draws: int = 16  # n, of each context in each step
     baseline: bool = True  # False is the plain policy gradient
@@ -103,7 +103,7 @@ def distil_loss(
 class Distances(NamedTuple):
     """How far a model is from P in each context, from draws of a proposal."""
 
-    kl: Float[Tensor, " B"]  # KL(P ‖ model), nats a sequence
+    kl: Float[Tensor, " B"]  # KL(P ‖ model), nats per sequence
     total_variation: Float[Tensor, " B"]
 
 
@@ -128,12 +128,12 @@ class Proposal(NamedTuple):
     """What draws come from: the policy as it was after a step; the base is step 0."""
 
     step: int
-    kl: float  # held-out estimate of KL(P ‖ q), nats a sequence
+    kl: float  # held-out estimate of KL(P ‖ q), nats per sequence
 
 
 @final
 class Proposals:
-    """The base, and every policy that came nearer to P when it was validated, in a folder.
+    """The base, and every policy that was closer to P when it was validated, in a folder.
 
     Step s draws from the last one of a step before s. That is a matter of names alone, so steps that are done again
     after a kill draw as they did before.
@@ -216,7 +216,7 @@ class DistilTask:
         return Loss(value, {"ess": found.ess.mean().item()})
 
     def validate(self) -> Validation:
-        """KL(P ‖ π) on held-out windows; a policy that is nearer than the proposal takes its place."""
+        """KL(P ‖ π) on held-out windows; a policy that is closer than the proposal replaces it."""
         q = self.proposals.last(before=self._step)
         if self._drawn_at != q.step:
             rng = self.rng.child("held-out", q.step)
@@ -248,7 +248,7 @@ def network(base: LanguageModel) -> HuggingFaceLM:
 
 
 def train_policy(task: DistilTask, folder: Path, progress: Progress) -> tuple[HuggingFaceLM, Proposal]:
-    """Train, or go on training, in ``folder``; the policy that was nearest to P, which is the base if none was."""
+    """Trains, or resumes training, in ``folder``; returns the policy that was closest to P, or else the base."""
 
     def line(record: Step) -> str:
         before, now = task.proposals.first.kl, task.proposals.last().kl

@@ -29,7 +29,7 @@ def train_language_model(
 ) -> PreTrainedModel:
     """Train on a corpus, from a checkpoint or from scratch; the model with the best weights."""
     steps = settings.optimisation
-    model = begun(
+    model = start_model(
         corpus,
         start,
         rng.child("weights"),
@@ -39,13 +39,13 @@ def train_language_model(
         section="base",
     )
     network = CausalNetwork(model, memory=settings.memory, rows=steps.batch_size)
-    task = AutoregressiveTask(network, _data(settings, corpus, rng), settings.teaching)
+    task = AutoregressiveTask(network, _data(settings, corpus, rng), settings.lm_loss)
     task.check(steps.steps)
     fit_watched(task, steps, folder, rng, progress, "training")
     return model
 
 
-def begun(
+def start_model(
     corpus: Corpus, start: Path | None, rng: Rng, *, preset_name: str, block: int, dropout: float, section: str
 ) -> PreTrainedModel:
     """A model for a corpus, with fresh weights or those of a checkpoint; ``section`` of the recipe has its block."""
