@@ -11,7 +11,7 @@ from freenergy.core import interrupt
 
 from .test_kills import STAGES
 
-WORDS = "freenergy: stopped as asked; the same command goes on where it was"
+WORDS = "freenergy: stopped on request; run the same command again to resume"
 
 
 def stop_in(begin, command, folder, stage):

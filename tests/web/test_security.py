@@ -221,7 +221,7 @@ def test_settings_beyond_loopback():
 def test_sockets():
     with bound("127.0.0.1", 0) as taken:
         port = int(address(taken).rsplit(":", 1)[1])
-        with pytest.raises(UserError, match=f"port {port} cannot be listened on"):
+        with pytest.raises(UserError, match=f"port {port} cannot be used"):
             bound("127.0.0.1", port)
     with pytest.raises(UserError, match="the port is 70000"):
         bound("127.0.0.1", 70000)

@@ -340,7 +340,7 @@ def test_bodies_that_are_no_request(server, content):
 def test_the_client_s_own_errors(client, ask):
     with pytest.raises(openai.BadRequestError, match="best_of must be n"):
         ask(best_of=3)
-    with pytest.raises(openai.NotFoundError, match="take tiny or tiny-base"):
+    with pytest.raises(openai.NotFoundError, match="use tiny or tiny-base"):
         ask(model="other")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")

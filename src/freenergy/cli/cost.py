@@ -1,4 +1,4 @@
-"""``freenergy cost``: what a run will cost, before it is begun."""
+"""``freenergy cost``: what a run will cost, before it starts."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -13,15 +13,15 @@ def cost(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, as in --set evaluation.candidates=10000.")
     ] = None,
-    devices: Annotated[int, typer.Option(help="How many devices share the work.")] = 1,
-    peak: Annotated[float, typer.Option(help="Operations a second of one device.")] = 1.8e11,
-    utilisation: Annotated[float, typer.Option(help="Share of the peak that is reached.")] = 0.5,
-    bandwidth: Annotated[float, typer.Option(help="Bytes a second that a device sends.")] = 1e10,
-    vocab_size: Annotated[int | None, typer.Option(help="Tokens, where the recipe does not say.")] = None,
-    windows: Annotated[int | None, typer.Option(help="Training windows that the text has.")] = None,
+    devices: Annotated[int, typer.Option(help="Number of devices.")] = 1,
+    peak: Annotated[float, typer.Option(help="Peak operations per second of one device.")] = 1.8e11,
+    utilisation: Annotated[float, typer.Option(help="Fraction of the peak that is reached.")] = 0.5,
+    bandwidth: Annotated[float, typer.Option(help="Bytes per second that a device sends.")] = 1e10,
+    vocab_size: Annotated[int | None, typer.Option(help="Vocabulary size, if the recipe does not say.")] = None,
+    windows: Annotated[int | None, typer.Option(help="Number of training windows.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run will cost: tokens, operations, bytes, and hours on devices of a kind."""
+    """Estimate what a run will cost: tokens, operations, bytes, and hours on given devices."""
     from freenergy.apps.cost_model import Devices, Known, cost_of
     from freenergy.cli.show.costs import show_costs
     from freenergy.core.errors import UserError

@@ -1,4 +1,4 @@
-"""Is this installation sound? What there is, and a few exact tests that take seconds."""
+"""``freenergy doctor``: reports the installation and runs a few exact self-tests in seconds."""
 
 import importlib.metadata
 import importlib.util
@@ -55,7 +55,7 @@ def _accelerators() -> list[str]:
 def _check(name: str, test: Callable[[], tuple[bool, str]]) -> dict[str, Any]:
     try:
         ok, detail = test()
-    except Exception as error:  # a doctor reports what is broken, whatever it is
+    except Exception as error:  # report whatever is broken
         ok, detail = False, f"{type(error).__name__}: {error}"
     return {"name": name, "ok": ok, "detail": detail}
 

@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, progress and words to stderr; bad input is one sentence and status 2.
+"""The command line. Results go to stdout, progress and messages to stderr; bad input is one sentence and status 2.
 
 Heavy modules are imported inside the commands, so that ``--help`` is quick.
 """
@@ -26,33 +26,33 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
 
 
-def _say_version(is_asked: bool) -> bool:
-    if is_asked:
+def _print_version(is_requested: bool) -> bool:
+    if is_requested:
         typer.echo(f"freenergy {__version__}")
         raise typer.Exit
-    return is_asked  # what it returns is the option's value
+    return is_requested  # typer stores it as the option's value
 
 
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which version this is.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Energy-based models of text: train, measure, write."""
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     typer.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def main() -> None:
-    """Entry point: one sentence for bad input, never a traceback for it; a word where SIGTERM stops it."""
+    """Run the command line: bad input gives one sentence and no traceback, SIGTERM a message."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries would cross ours
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # advice on speed, from every rank
+    os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of other libraries would overlap ours
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # performance advice, from every rank
     try:
         with handle_sigterm():
             app()
@@ -61,20 +61,20 @@ def main() -> None:
             return
         if "--json" in sys.argv:
             print_json({"stopped": True})
-        print("freenergy: stopped as asked; the same command goes on where it was", file=sys.stderr)
+        print("freenergy: stopped on request; run the same command again to resume", file=sys.stderr)
     except UserError as error:
         refuse(str(error))
     except OSError as error:
         place = f" ({str(error.filename)[:200]})" if error.filename else ""
-        refuse(f"{error.strerror or error}{place}: look at that file or folder and who may use it, then run it again")
+        refuse(f"{error.strerror or error}{place}: check that file or folder and its permissions, then run it again")
     except SystemExit as ended:
-        if ended.code == _INTERRUPTED and _is_heard():  # typer has taken the KeyboardInterrupt
-            print("freenergy: interrupted; the same command goes on where it was", file=sys.stderr)
+        if ended.code == _INTERRUPTED and _is_heard():  # typer has caught the KeyboardInterrupt
+            print("freenergy: interrupted; run the same command again to resume", file=sys.stderr)
         raise
 
 
 def refuse(sentence: str, **more: Any) -> NoReturn:
-    """Say why not, and end with status 2; ``more`` is for machines."""
+    """Print the error and exit with status 2; ``more`` is added to the JSON output."""
     if _is_heard():
         if "--json" in sys.argv:
             print_json({"error": sentence} | more)
@@ -83,7 +83,7 @@ def refuse(sentence: str, **more: Any) -> NoReturn:
 
 
 def _is_heard() -> bool:
-    """Return where the ranks of a distributed training end together, one of them says why."""
+    """Whether this process reports errors: of several ranks that fail together, only one does."""
     if "WORLD_SIZE" not in os.environ:
         return True
     from freenergy.training.distributed.ranks import speaks

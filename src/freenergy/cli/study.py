@@ -1,4 +1,4 @@
-"""``freenergy study``: a blind comparison by people, from making the texts to the report."""
+"""``freenergy study``: a blind comparison by people, from generating the texts to the report."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two mode
 StudyFolder = Annotated[Path, typer.Argument(metavar="STUDY", help="The folder of a study.")]
 Law = Annotated[
     Literal["base", "joint"] | None,
-    typer.Option(help="Base or residual model; the residual one where there is an energy."),
+    typer.Option(help="Base or residual (joint) model; default: residual if the run has an energy."),
 ]
 
 
@@ -22,25 +22,25 @@ def create(
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Another run, the same, or the word human.")],
     out: Annotated[Path, typer.Option(help="Folder of the study.")],
     human: Annotated[
-        list[Path] | None, typer.Option(help="Take prefixes and real text from this file; may be given again.")
+        list[Path] | None, typer.Option(help="Take prefixes and real text from this file; may be repeated.")
     ] = None,
     prefixes: Annotated[int, typer.Option(help="Pairs to compare.")] = 333,
     a: Law = None,
     b: Law = None,
-    candidates: Annotated[int, typer.Option(help="Candidates that a text of a residual model is chosen among.")] = 256,
-    length: Annotated[int | None, typer.Option(help="Tokens of a continuation; as trained unless given.")] = None,
+    candidates: Annotated[int, typer.Option(help="Candidates per text of a residual model.")] = 256,
+    length: Annotated[int | None, typer.Option(help="Tokens per continuation; default: as trained.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = 1.0,
-    votes: Annotated[int, typer.Option(help="Votes asked for each pair.")] = 3,
+    temperature: Annotated[float, typer.Option(help="Softmax temperature: <1 sharpens, >1 flattens.")] = 1.0,
+    votes: Annotated[int, typer.Option(help="Votes per pair.")] = 3,
     qualification: Annotated[int, typer.Option(help="Questions with a known answer before the first pair.")] = 12,
-    pass_mark: Annotated[float, typer.Option(help="More than this share of them must be right.")] = 2 / 3,
-    checks: Annotated[int | None, typer.Option(help="Attention checks; enough for everybody unless given.")] = None,
-    pages: Annotated[int | None, typer.Option(help="The most pages for one rater.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the texts, the order and the sides.")] = 0,
+    pass_mark: Annotated[float, typer.Option(help="Share of right answers that a rater must exceed.")] = 2 / 3,
+    checks: Annotated[int | None, typer.Option(help="Attention checks; default: enough for every rater.")] = None,
+    pages: Annotated[int | None, typer.Option(help="Maximum pages per rater.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the texts, their order and sides.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Make the pairs: one continuation of each model for the same held-out prefixes. Killed, it goes on."""
+    """Generate the pairs: one continuation per model for the same held-out prefixes. A killed command resumes."""
     from freenergy.apps.study import Making, StudySettings
     from freenergy.apps.study import create as make
     from freenergy.cli.show import Bars
@@ -65,23 +65,23 @@ def create(
         counts = {kind: len(study.of(kind)) for kind in ("pair", "check", "qualification")}
         print_json({"study": str(out), "models": names, "same": same, **counts})
         return
-    told = f"; {same} more are twice the same text and will not be shown" if same else ""
-    typer.echo(f"{len(study.of('pair'))} pairs of {names['a']} and {names['b']} are in {out}{told}.")
+    note = f"; {same} more are identical texts and will not be shown" if same else ""
+    typer.echo(f"{len(study.of('pair'))} pairs of {names['a']} and {names['b']} are in {out}{note}.")
     typer.echo(f"Invite raters: freenergy study invite {out} --raters 8, then: freenergy study serve {out}")
 
 
 @study_app.command()
 def invite(
     folder: StudyFolder,
-    raters: Annotated[int, typer.Option(help="How many people.")] = 8,
+    raters: Annotated[int, typer.Option(help="Number of raters.")] = 8,
     address: Annotated[str, typer.Option(help="Where raters reach the study.")] = "http://127.0.0.1:8001",
     as_json: AsJson = False,
 ) -> None:
-    """Print links for new raters, once: they are not kept."""
+    """Print links for new raters. They are shown once and not stored."""
     from freenergy.apps.study import Store, Study
 
     if not address.startswith(("http://", "https://")) or any(char in address for char in "#?"):
-        raise UserError(f"{address} is no address of a study: write it as in --address https://study.example.org")
+        raise UserError(f"{address} is not a valid address: write it as in --address https://study.example.org")
     with Store(Study.open(folder)) as store:
         links = [(new.label, f"{address.rstrip('/')}/#{new.token}") for new in store.invite(raters)]
     if as_json:
@@ -95,11 +95,9 @@ def invite(
 @study_app.command()
 def serve(
     folder: StudyFolder,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback put it behind HTTPS.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; put it behind HTTPS beyond loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A host name under which raters reach it, as behind a proxy.")
-    ] = None,
+    name: Annotated[list[str] | None, typer.Option(help="A host name that raters use, as behind a proxy.")] = None,
 ) -> None:
     """Show the pages to raters; answers are on disk before they are acknowledged."""
     try:
@@ -137,7 +135,7 @@ def report(folder: StudyFolder, as_json: AsJson = False) -> None:
 
 
 def _page(folder: Path, summary: dict[str, Any]) -> str | None:
-    """Return the study's page, where what writes it is installed."""
+    """Write the study's page, if the report extra is installed."""
     from importlib.util import find_spec
 
     if find_spec("jinja2") is None:
@@ -149,7 +147,7 @@ def _page(folder: Path, summary: dict[str, Any]) -> str | None:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    """The same tables as on the page."""
+    """Print the tables of the page."""
     from freenergy.cli.show import show_table
     from freenergy.report.study_tables import preference, raters, sentence, simulated, votes
 
@@ -163,13 +161,13 @@ def _show(summary: dict[str, Any]) -> None:
 @study_app.command()
 def simulate(
     folder: StudyFolder,
-    raters: Annotated[int, typer.Option(help="Artificial raters.")] = 30,
-    preference: Annotated[float, typer.Option(help="How likely each chooses B.")] = 0.6,
-    attention: Annotated[float, typer.Option(help="How likely each finds a known answer.")] = 0.9,
+    raters: Annotated[int, typer.Option(help="Simulated raters.")] = 30,
+    preference: Annotated[float, typer.Option(help="Probability of choosing B.")] = 0.6,
+    attention: Annotated[float, typer.Option(help="Probability of finding a known answer.")] = 0.9,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answers.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Let artificial raters vote, labelled as such for good: to check the statistics, not the texts."""
+    """Let simulated raters vote, permanently labelled as such: this checks the statistics, not the texts."""
     from freenergy.apps.study import Store, Study
     from freenergy.apps.study import simulate as let_vote
     from freenergy.cli.show import Bars

@@ -1,4 +1,4 @@
-"""An app on a socket of this machine, until somebody ends it."""
+"""Runs an app on a socket of this machine until SIGINT or SIGTERM."""
 
 import socket
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from freenergy.core.errors import UserError
 
-_BACKLOG = 2048  # connections that wait to be taken: a queue of our own answers those beyond it
-_GRACE_SECONDS = 5  # for answers that are on their way when the server is told to end
+_BACKLOG = 2048  # pending connections; beyond them our own queue answers
+_GRACE_SECONDS = 5  # for answers in progress when the server is stopped
 
 
 def run(app: FastAPI, *, host: str, port: int, words: Callable[[str], None]) -> None:
@@ -30,13 +30,13 @@ def run(app: FastAPI, *, host: str, port: int, words: Callable[[str], None]) -> 
 
 
 def check_port(port: int) -> None:
-    """Refuse what is no port."""
+    """Raise ``UserError`` if the port is out of range."""
     if not 0 <= port < 2**16:
-        raise UserError(f"the port is {port}: take one from 0 (any that is free) to 65535")
+        raise UserError(f"the port is {port}: use one from 0 (any free port) to 65535")
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there."""
+    """Return a socket that listens on host and port."""
     check_port(port)
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -51,30 +51,30 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = error.strerror or error
-        raise UserError(f"{host} port {port} cannot be listened on ({why}): take another with --port") from None
+        raise UserError(f"{host} port {port} cannot be used ({why}): choose another port with --port") from None
     return listener
 
 
 def address(listener: socket.socket) -> str:
-    """Return where a browser finds it."""
+    """Return the URL for a browser."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """Says when it is there, and ends quietly."""
+    """Prints the URL once it accepts requests, and shuts down without noise."""
 
     def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take requests, then say so."""
+        """Start to accept requests, then print the URL."""
         await super().startup(sockets=sockets)
         if self.started:
             self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal lets answers be finished, the second does not; neither is raised again afterwards."""
+        """Finish answers at the first signal, exit at once at the second; neither is raised again."""
         self.force_exit = self.should_exit
         self.should_exit = True

@@ -1,8 +1,8 @@
-"""What stands before every page and every answer: size, host, headers, tokens.
+"""Middleware in front of every route: body size, Host header, security headers, tokens.
 
 A server on loopback is reached by any page that the user's browser shows, if that page's own name is made to point at
 127.0.0.1 (DNS rebinding). So the name in the request must be one of this machine's. Bodies are counted while they
-arrive, since a content-length need not be true. What goes wrong inside is logged here and told to nobody.
+arrive, since a content-length need not be true. Internal errors are logged here and never shown to clients.
 """
 
 import ipaddress
@@ -30,18 +30,18 @@ _log = logging.getLogger("freenergy.web")
 
 
 def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None:
-    """Refuse bodies beyond ``max_bytes`` and names that are not in ``hosts`` (None: any); headers on every answer."""
+    """Add the middleware: refuses bodies beyond ``max_bytes`` and Host headers not in ``hosts`` (None: any)."""
     known = None if hosts is None else frozenset(host.lower() for host in hosts)
     app.add_middleware(_Guard, max_bytes=max_bytes, hosts=known)
 
 
 def loopback_hosts() -> tuple[str, ...]:
-    """Return the names under which this machine calls itself; the port does not matter."""
+    """Return the Host names of this machine, without port."""
     return ("127.0.0.1", "localhost", "[::1]")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody else can reach a server that listens there."""
+    """Whether a server that listens there is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -49,12 +49,12 @@ def is_loopback(host: str) -> bool:
 
 
 def new_token() -> str:
-    """256 bits that nobody guesses."""
+    """Return a random token of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def same_token(a: str, b: str) -> bool:
-    """Equal or not, in a time that does not tell how much of them is."""
+    """Compare two tokens in constant time."""
     return secrets.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
 
 
@@ -65,7 +65,7 @@ def error_body(message: str, *, kind: str, param: str | None = None, code: str |
 
 @final
 class _Guard:
-    """The middleware; plain ASGI, so that a stream passes piece by piece and a client that leaves is noticed."""
+    """The middleware; plain ASGI, so that streams are not buffered and a disconnected client is noticed."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, hosts: frozenset[str] | None) -> None:
         self.app, self.max_bytes, self.hosts = app, max_bytes, hosts
@@ -93,14 +93,14 @@ class _Guard:
         except Exception:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             if has_begun:
-                raise  # the server cuts the connection: half an answer must not look whole
+                raise  # the server closes the connection: a partial answer must not look complete
             await _answer(guarded, 500, "the server failed on this request, and has logged why", "server_error")
 
     def _refused(self, headers: Headers) -> tuple[int, str, str] | None:
-        """Status, sentence and kind of what is wrong before anything is read."""
+        """Return status, message and kind of an error that is visible before the body is read."""
         named = [_without_port(host) for host in headers.getlist("host")]
         if self.hosts is not None and (len(named) != 1 or named[0] not in self.hosts):
-            words = f"the request's Host is none of {', '.join(sorted(self.hosts))}: use one of these addresses"
+            words = f"the Host header is not one of {', '.join(sorted(self.hosts))}: use one of these addresses"
             return 400, words, "invalid_request_error"
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
@@ -110,7 +110,7 @@ class _Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        """Return the same messages, until there are too many bytes of them."""
+        """Pass on the messages of the body until they exceed the size limit."""
         seen = 0
 
         async def counted() -> Message:
@@ -129,7 +129,7 @@ def _too_large(max_bytes: int) -> str:
 
 
 def _without_port(host: str) -> str:
-    """Return the name in a Host header, in small letters; an IPv6 address keeps its brackets."""
+    """Return the name in a Host header, in lower case; an IPv6 address keeps its brackets."""
     name, colon, port = host.strip().lower().rpartition(":")
     return name if colon and port.isdigit() else host.strip().lower()
 

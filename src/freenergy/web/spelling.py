@@ -1,4 +1,4 @@
-"""Tokens as text: how each is spelled, where it stands, and where a text that grows may be shown.
+"""Tokens as text: how each is spelled, at which offset, and how much of a growing text may be shown.
 
 A token can be part of a character. Then it is spelled by its bytes, and a text that ends with it is shown up to the
 character before, until the rest has come. Likewise a text that ends like the beginning of a stop string waits.
@@ -19,13 +19,13 @@ _UNKNOWN = "\ufffd"
 
 @final
 class Spelling:
-    """How the tokens of a vocabulary are written."""
+    """Spells the tokens of a vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self._bytes = tokenizer, tokenizer.bytes_of_tokens
 
     def token(self, token: int, *, as_id: bool = False) -> str:
-        """Return a token by itself: as text, by its bytes if it is no text, by its number if it is nothing."""
+        """Return a token by itself: as text, by its bytes if they are not UTF-8, by its id if it is empty."""
         raw = None if self._bytes is None or token >= len(self._bytes) else self._bytes[token]
         text = self.tokenizer.decode([token]) if raw is None else raw.decode("utf-8", "replace")
         if as_id or not text:
@@ -48,7 +48,7 @@ class Spelling:
 @final
 @dataclass(slots=True)
 class Growing:
-    """A text that grows; ``add`` gives what of it can be shown."""
+    """A growing text; ``add`` returns what of it can be shown."""
 
     tokenizer: Tokenizer
     stops: tuple[str, ...]
@@ -57,13 +57,13 @@ class Growing:
     stopped_by: str | None = None
 
     def add(self, tokens: Sequence[int], *, is_last: bool) -> str:
-        """Return the part of the text that is new, and certain: all of it at the last."""
+        """Return the new part of the text that cannot change any more; all of it at the end."""
         if self.stopped_by is not None:
             return ""
         self.tokens += tokens
         whole = self.tokenizer.decode(self.tokens)
         found = [(whole.find(stop) + len(stop), -len(stop), stop) for stop in self.stops if stop in whole]
-        if found:  # the one that was complete first, however the tokens came
+        if found:  # the stop string that was complete first, however the tokens arrived
             end, _, self.stopped_by = min(found)
             safe = whole[: end - len(self.stopped_by)]
         else:
@@ -72,7 +72,7 @@ class Growing:
         return new
 
     def _certain(self, whole: str) -> str:
-        """Without what may turn out to be another character, or a stop string."""
+        """Return the text without an end that may become another character or a stop string."""
         safe = whole.rstrip(_UNKNOWN)
         longest = max((len(stop) for stop in self.stops), default=1) - 1
         for size in range(min(longest, len(safe)), 0, -1):
@@ -91,7 +91,7 @@ def num_kept(offsets: Sequence[int], growing: Growing) -> int:
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A token, its log-probability and the likeliest tokens there; None at the first token of all."""
+    """A token, its log-probability and the likeliest tokens at its position; None at the very first token."""
 
     token: int
     log_prob: float | None
@@ -111,7 +111,7 @@ def places(tokens: Sequence[int], found: Forced, b: int, n: int) -> list[Place]:
     return [Place(token, p, tuple(zip(top, log_top, strict=True))) for token, p, top, log_top in rows]
 
 
-def log_probs(spelling: Spelling, told: Sequence[Place], offsets: Sequence[int], *, as_ids: bool) -> dict[str, Any]:
+def log_probs(spelling: Spelling, places: Sequence[Place], offsets: Sequence[int], *, as_ids: bool) -> dict[str, Any]:
     """Return the dialect's ``logprobs``; a token's own log-probability is in its list in any case."""
     tops = [
         None
@@ -119,11 +119,11 @@ def log_probs(spelling: Spelling, told: Sequence[Place], offsets: Sequence[int],
         else {
             spelling.token(token, as_id=as_ids): _number(p) for token, p in (*place.top, (place.token, place.log_prob))
         }
-        for place in told
+        for place in places
     ]
     return {
-        "tokens": [spelling.token(place.token, as_id=as_ids) for place in told],
-        "token_logprobs": [None if place.log_prob is None else _number(place.log_prob) for place in told],
+        "tokens": [spelling.token(place.token, as_id=as_ids) for place in places],
+        "token_logprobs": [None if place.log_prob is None else _number(place.log_prob) for place in places],
         "top_logprobs": tops,
         "text_offset": list(offsets),
     }

@@ -1,4 +1,4 @@
-"""Progress bars with time left, on stderr; and where a command that was asked to stop does so, between two units."""
+"""Progress bars with the remaining time, on stderr; a requested stop takes effect at the next report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from freenergy.core.progress import Advance
 
 @final
 class Bars:
-    """Progress bars on stderr; in a pipe or a log only the words remain."""
+    """Shows progress bars on stderr; in a pipe or a log only the messages."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
@@ -45,7 +45,7 @@ class Bars:
 
     @contextmanager
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
-        """Yield a bar for one piece of work."""
+        """Show a bar for one task."""
         raise_if_stop_requested()
         task = self._bars.add_task(label, total=total, unit=unit, note="")
 
@@ -62,7 +62,7 @@ class Bars:
 
     @contextmanager
     def above(self) -> Iterator[Console]:
-        """Yield where results go while there are bars: stdout, or above the bars where both are on one screen.
+        """Yield the stream for results while bars are shown: stdout, or above the bars if both are on one screen.
 
         The bars hold still meanwhile: drawn by their own thread between two lines, they wipe out one of them.
         """
@@ -70,5 +70,5 @@ class Bars:
             yield self._console if OUT.is_terminal and self._console.is_terminal else OUT
 
     def say(self, message: str) -> None:
-        """One line above the bars."""
+        """Print one line above the bars."""
         self._bars.console.print(escape(message))

@@ -1,4 +1,4 @@
-"""Costs for a person."""
+"""Prints the cost table."""
 
 from freenergy.apps.cost_model import Cost, Devices
 from freenergy.cli.show.tables import OUT, show_table
@@ -7,7 +7,7 @@ _STEPS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def show_costs(costs: dict[str, Cost], hours: dict[str, float], devices: Devices) -> None:
-    """A row per stage, and what the numbers are worth."""
+    """Print one row per stage, and the assumptions."""
     total = sum(costs.values(), Cost())
     rows = [_row(stage, cost, hours[stage]) for stage, cost in costs.items()]
     rows.append(_row("all", total, sum(hours.values())))
@@ -25,7 +25,7 @@ def _row(stage: str, cost: Cost, hours: float) -> list[str]:
 
 
 def amount(value: float | int) -> str:
-    """Return a number in three digits, with a letter for its size.
+    """Format a number with three digits and an SI prefix.
 
     >>> amount(1.25e10), amount(12.0)
     ('12.5 G', '12 ')
@@ -37,7 +37,7 @@ def amount(value: float | int) -> str:
 
 
 def duration(hours: float) -> str:
-    """Return a time in the unit that suits it.
+    """Format a time in a suitable unit.
 
     >>> duration(0.01), duration(30.0), duration(100.0)
     ('36 s', '30 h', '4.17 days')
