@@ -106,7 +106,7 @@ def test_models_have_names():
     settings = ServerSettings(name="tiny")
     assert not is_base_name("tiny", settings)
     assert is_base_name("tiny-base", settings)
-    with pytest.raises(Refusal, match="take tiny or tiny-base") as error:
+    with pytest.raises(Refusal, match="use tiny or tiny-base") as error:
         is_base_name("gpt-3" * 100, settings)
     assert (error.value.status, error.value.code) == (404, "model_not_found")
     assert len(str(error.value)) < 250

@@ -12,15 +12,15 @@ from freenergy.core.errors import UserError
 
 def serve(
     run_folder: RunFolder,
-    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine only with a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; needs a token beyond this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the bearer token; or put it into FREENERGY_TOKEN.")
+        Path | None, typer.Option(help="A file with the bearer token; or set FREENERGY_TOKEN.")
     ] = None,
-    queue: Annotated[int, typer.Option(help="Questions that may wait; one more is told to come again.")] = 256,
-    timeout: Annotated[float, typer.Option(help="Seconds until an answer is given up.")] = 120.0,
-    most_candidates: Annotated[int, typer.Option(help="Candidates that one question may ask for.")] = 4096,
-    name: Annotated[str | None, typer.Option(help="Name of the model; the run's unless given.")] = None,
+    queue: Annotated[int, typer.Option(help="Maximum number of waiting requests; further ones get HTTP 503.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 120.0,
+    max_candidates: Annotated[int, typer.Option(help="Maximum candidates per request.")] = 4096,
+    name: Annotated[str | None, typer.Option(help="Name of the model; default: the run's name.")] = None,
 ) -> None:
     """Serve a run: an OpenAI-style API, and a playground to open in a browser."""
     try:
@@ -37,14 +37,14 @@ def serve(
     settings = ServerSettings(
         name=name or run_folder.resolve().name, host=host, token=_token(token_file), folder=run_folder
     )
-    check_port(port)  # before the model is opened, which takes its time
-    limits = Limits(queue=queue, timeout_seconds=timeout, candidates=most_candidates)
+    check_port(port)  # before loading the model, which is slow
+    limits = Limits(queue=queue, timeout_seconds=timeout, candidates=max_candidates)
     app = create_app(ModelServer(load_or_base(run_folder), limits), settings)
     run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
 
 
 def _token(file: Path | None) -> str | None:
-    """From the file or the environment, never from the command line, which everybody on the machine can read."""
+    """Read the token from the file or the environment; every user of the machine can read a command line."""
     if file is None:
         return os.environ.get("FREENERGY_TOKEN") or None
     try:

@@ -21,7 +21,7 @@ from freenergy.text.texts import Text, Texts
 from freenergy.web.dialect import CompletionRequest, Refusal, evidence, is_base_name
 from freenergy.web.model_server import Added, Answers, Finished, GenerationRequest, ModelServer
 from freenergy.web.settings import ServerSettings
-from freenergy.web.spelling import Growing, Spelling, Place, log_probs, num_kept, places
+from freenergy.web.spelling import Growing, Place, Spelling, log_probs, num_kept, places
 
 _MOST_NUMBERS = 2_000_000  # log-probabilities in an answer
 _PROMPTS_AT_ONCE = 16  # whose tokens are scored in one turn

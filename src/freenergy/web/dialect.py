@@ -42,7 +42,7 @@ _AT_REST: dict[str, Any] = {
 
 
 class Refusal(UserError):  # noqa: N818
-    """A request that is answered with an error of the dialect."""
+    """An error that is sent in OpenAI's format."""
 
     def __init__(self, sentence: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(sentence)
@@ -50,32 +50,32 @@ class Refusal(UserError):  # noqa: N818
 
 
 class Body(BaseModel):
-    """JSON as it stands: no unknown fields, no numbers in quotes, no NaN."""
+    """Strict JSON: no unknown fields, no numbers in quotes, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Body):
-    """What a stream tells at its end."""
+    """Options of the last event of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # padding against eavesdroppers: never added here
 
 
 class CompletionRequest(Body):
-    """The body of /v1/completions; what is null is as if it were not there."""
+    """The body of /v1/completions; null fields count as missing."""
 
     model: str = Field(description="The name of the residual model, or NAME-base for its base.")
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = ""
     n: int | None = Field(None, ge=1, description="Texts for each prompt.")
     best_of: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=0, description="As the energy was trained unless given.")
+    max_tokens: int | None = Field(None, ge=0, description="Default: as the energy was trained.")
     temperature: float | None = Field(None, ge=0, le=100, description="0: the likeliest token at each step.")
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, description="0 or -1: all tokens.")
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
-    logprobs: int | None = Field(None, ge=0, description="So many of the likeliest tokens at each place.")
+    logprobs: int | None = Field(None, ge=0, description="Number of likeliest tokens to return per position.")
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -87,7 +87,7 @@ class CompletionRequest(Body):
     law: Law | None = Field(None, description="Short for the setting of this name.")
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, description="With echo, which tells the same.")
+    prompt_logprobs: int | None = Field(None, ge=0, description="Only with echo and logprobs, which return the same.")
     user: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -101,7 +101,7 @@ class CompletionRequest(Body):
     suffix: str | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be done, rather than do something else."""
+        """Refuse unsupported options instead of ignoring them."""
         for name, at_rest in _AT_REST.items():
             if getattr(self, name) not in (None, at_rest):
                 raise Refusal(f"{name} is not known to this server: leave it out, or at {at_rest!r}", param=name)
@@ -111,7 +111,7 @@ class CompletionRequest(Body):
         if self.stream_options is not None and not self.stream:
             raise Refusal("stream_options has no meaning without stream: leave it out", param="stream_options")
         if self.prompt_logprobs is not None and not (self.echo and self.logprobs is not None):
-            words = "prompt_logprobs is not known to this server without echo and logprobs, which tell the same"
+            words = "prompt_logprobs is not supported without echo and logprobs, which return the same"
             raise Refusal(words, param="prompt_logprobs")
 
     def prompts(self) -> Sequence[str | list[int]]:
@@ -153,7 +153,7 @@ class ScoreRequest(Body):
 
     prefix: str = ""
     candidates: list[str] = Field(min_length=1, description="Texts to be ranked as what comes after the prefix.")
-    ends: bool = Field(False, description="Each is scored as a text that ends there.")
+    ends: bool = Field(False, description="Score each as a text that ends there (with EOS).")
 
 
 def kind_of(status: int) -> str:
@@ -172,7 +172,7 @@ def malformed(error: RequestValidationError) -> Refusal:
     if first["type"] == "json_invalid":
         return Refusal("the body is not JSON: send an object as application/json", code="json_invalid")
     place = [str(part) for part in first["loc"] if part != "body"]
-    if place[:1] == ["prompt"]:  # the error of each kind of prompt would be told apart
+    if place[:1] == ["prompt"]:  # otherwise one error per kind of prompt
         words = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
         return Refusal(words, param="prompt", code=first["type"])
     where = place[0] if place else "the body"
@@ -184,7 +184,7 @@ def is_base_name(model: str, settings: ServerSettings) -> bool:
     """Whether a request names the base; refuse any name that is neither the model's nor its base's."""
     if model in (settings.name, settings.base_name):
         return model == settings.base_name
-    words = f"there is no model {model[:100]!r} here: take {settings.name} or {settings.base_name}"
+    words = f"there is no model {model[:100]!r} here: use {settings.name} or {settings.base_name}"
     raise Refusal(words, status=404, param="model", code="model_not_found")
 
 

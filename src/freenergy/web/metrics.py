@@ -17,7 +17,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 @final
 class Metrics:
-    """A registry of its own, so that two servers in a process do not meet."""
+    """Has its own registry, so that two servers in one process do not interfere."""
 
     def __init__(self, server: ModelServer) -> None:
         self.registry = CollectorRegistry()
@@ -39,7 +39,7 @@ class Counting:
         self.app, self.requests = app, metrics.requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count, and pass on."""
+        """Count the answer and pass it on."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
 

@@ -19,7 +19,7 @@ from freenergy.text.model import ResidualModel
 from freenergy.text.write import Added, Writing, stream
 from freenergy.web.settings import Limits
 from freenergy.web.sharing import Call
-from freenergy.web.turns import Answers, Busy, Counts, Event, Finished, Steps, TooLong, Turns
+from freenergy.web.turns import Answers, Busy, Event, Finished, QueueCounts, Steps, TooLong, Turns
 
 __all__ = ["Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "TooLong"]
 
@@ -67,7 +67,7 @@ class ModelServer:
         self.turns.close()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         """What has been done so far."""
         return self.turns.counts
 

@@ -2,8 +2,8 @@
 
 Each entry of the queue is a generator of requests (``text.write.generate``). The entry that has waited longest is
 served, with all others that request the same kind of draws: their contexts become one batch, and each draws from its
-own stream, as it would alone. An entry gets a part of the draws that it requests (all of them where nobody else waits)
-and goes to the end of the queue, so a large request delays the others by one part at most, and a client that goes away
+own stream, as it would alone. An entry gets a part of the draws that it requests (all of them if no other entry waits)
+and goes to the end of the queue, so a large request delays the others by one part at most, and a disconnected client
 is noticed between two parts. A sampler that shares no draws has one turn for each of its calls.
 """
 
@@ -45,32 +45,32 @@ class Busy(Exception):  # noqa: N818
     """The queue is full."""
 
     def __init__(self, retry_after_seconds: int) -> None:
-        super().__init__(f"the queue is full: ask again in {retry_after_seconds} s")
+        super().__init__(f"the queue is full: try again in {retry_after_seconds} s")
         self.retry_after_seconds = retry_after_seconds
 
 
 class TooLong(Exception):  # noqa: N818
-    """The answer was not there in time."""
+    """The request timed out."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the answer was not there within {seconds:g} seconds: ask for less, or at a quieter time")
+        super().__init__(f"the request timed out after {seconds:g} seconds: ask for less, or try again later")
 
 
 @final
 @dataclass(slots=True)
-class Counts:
-    """What has been done so far."""
+class QueueCounts:
+    """Counts for the metrics."""
 
     asked: int = 0
     finished: int = 0
     failed: int = 0
-    cancelled: int = 0  # by clients that went away, or that would have waited too long
+    cancelled: int = 0  # by clients that disconnected or timed out
     refused: int = 0
     too_long: int = 0
     tokens: int = 0
-    seconds_waiting: float = 0.0  # until an entry was first served
+    seconds_waiting: float = 0.0  # until an entry first ran
     seconds_working: float = 0.0
-    batches: Counter[int] = field(default_factory=Counter)  # how many calls of the models had so many contexts
+    batches: Counter[int] = field(default_factory=Counter)  # number of model calls by number of contexts
 
 
 @final
@@ -80,7 +80,7 @@ class QueueEntry:
     def __init__(self, steps: Steps, loop: asyncio.AbstractEventLoop) -> None:
         self.steps, self.loop, self.asked = steps, loop, time.monotonic()
         self.events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
-        self.request: ThreadRequest | None = None  # None: not begun
+        self.request: ThreadRequest | None = None  # None: not started
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = self.was_served = False
@@ -90,11 +90,11 @@ class QueueEntry:
         """Pass an event on; an exception and None are the last."""
         try:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
-        except RuntimeError:  # the loop has ended, and nobody listens
+        except RuntimeError:  # the event loop has ended
             self.is_over = True
 
     def advance(self, answer: Any) -> None:
-        """Take the answer to its request, up to the next request or the end."""
+        """Run with the answer to its request, up to the next request or the end."""
         try:
             while not isinstance(step := self.steps.send(answer), ThreadRequest):
                 self.tell(step)
@@ -106,17 +106,17 @@ class QueueEntry:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End by an error."""
+        """End with an error."""
         self.error, self.is_over = error, True
 
     def end(self) -> None:
-        """Report that it is over: once it has left the queue, so that whoever hears it finds its place free."""
+        """Send the end event; only after the entry has left the queue, so that its slot is free by then."""
         self.tell(self.error)
 
 
 @final
 class Answers(AsyncIterator[Event]):
-    """The events of an entry. Whoever stops listening, in whichever way, frees its place."""
+    """The events of an entry; a client that stops listening, in whichever way, frees its slot."""
 
     def __init__(self, turns: "Turns", entry: QueueEntry, seconds: float) -> None:
         self._turns, self._seconds, self._is_over = turns, seconds, False
@@ -145,12 +145,12 @@ class Answers(AsyncIterator[Event]):
         return event
 
     def cancel(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening, and free the slot."""
         self._is_over = True
         self._turns.drop(self.entry)
 
     async def aclose(self) -> None:
-        """As of any asynchronous generator."""
+        """Close it like any asynchronous generator."""
         self.cancel()
 
     def __del__(self) -> None:
@@ -162,7 +162,7 @@ class Turns:
     """The queue, and the thread that serves it."""
 
     def __init__(self, limits: Limits, *, is_shared: bool) -> None:
-        self.limits, self.counts = limits, Counts()
+        self.limits, self.counts = limits, QueueCounts()
         self.max_together = limits.rows if is_shared else 1
         self._entries: deque[QueueEntry] = deque()
         self._changed = threading.Condition()
@@ -174,18 +174,18 @@ class Turns:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Begin to work; once is enough."""
+        """Start the thread; later calls do nothing."""
         if self._thread is not None:
             return
         self._thread = threading.Thread(target=self._work, name="freenergy-model", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End after the part that is being drawn; who still waits is told."""
+        """Stop after the current batch; waiting entries get an error."""
         thread, self._thread = self._thread, None
         with self._changed:
             waiting, self._entries = list(self._entries), deque()
@@ -197,7 +197,7 @@ class Turns:
             thread.join()
 
     def check_room(self, entries: int) -> None:
-        """``Busy`` where so many entries more do not fit."""
+        """Raise ``Busy`` if ``entries`` more do not fit."""
         if len(self._entries) + entries > self.limits.queue:
             self.counts.refused += 1
             raise Busy(min(max(1, round(self._pace_seconds * len(self._entries))), _LONGEST_WAIT_SECONDS))
@@ -213,7 +213,7 @@ class Turns:
         return answers
 
     def drop(self, entry: QueueEntry) -> None:
-        """Take an entry out of the queue, if it is still there; a part that is being drawn for it is thrown away."""
+        """Remove an entry from the queue, if it is still there; a batch in progress for it is discarded."""
         with self._changed:
             if not entry.is_over and entry in self._entries:
                 self._entries.remove(entry)
@@ -222,7 +222,7 @@ class Turns:
 
     @torch.no_grad()
     def _work(self) -> None:
-        """What the thread does."""
+        """Serve entries until stopped: the thread's main function."""
         me = threading.current_thread()
         while True:
             with self._changed:
@@ -235,13 +235,13 @@ class Turns:
                 if entry.request is None:
                     entry.advance(None)
             group, count = self._next([entry for entry in entries if not entry.is_over])
-            begun = time.monotonic()
+            start = time.monotonic()
             if group:
                 self._serve(group, count)
-            self._settle(entries, group, begun)
+            self._settle(entries, group, start)
 
     def _next(self, entries: Sequence[QueueEntry]) -> tuple[list[QueueEntry], int]:
-        """Who is served now, and with how many candidates each; 0: by one call that is not shared."""
+        """Return the entries of the next batch, and the candidates for each; 0: one call that is not shared."""
         if not entries or (wanted := kind(first := entries[0].request)) is None:
             return list(entries[:1]), 0
         rows = self.limits.rows
@@ -255,7 +255,7 @@ class Turns:
         return fitting[: min(max(1, rows // count), self.max_together)], count
 
     def _serve(self, group: Sequence[QueueEntry], count: int) -> None:
-        """One call of the models; where it fails for several, each is tried alone."""
+        """Call the models once; if that fails for several entries, retry each alone."""
         try:
             parts = self._parts(group, count)
         except Exception as error:
@@ -270,7 +270,7 @@ class Turns:
                 entry.advance(part)
 
     def _parts(self, group: Sequence[QueueEntry], count: int) -> list[Any]:
-        """What each of the group gets."""
+        """Return the result for each entry of the group."""
         if count:
             found: list[Any] = [
                 *draw_together([entry.request for entry in group if isinstance(entry.request, DrawRequest)], count)
@@ -278,18 +278,18 @@ class Turns:
             self.counts.batches[len(found)] += 1
         else:
             [entry] = group
-            assert entry.request is not None, "an entry that has not begun is not served"
+            assert entry.request is not None, "an entry that has not started is not served"
             found = [entry.request.answer(entry.progress)]
         for part in found:
             self.counts.tokens += _tokens(part)
         return found
 
-    def _settle(self, entries: Sequence[QueueEntry], group: Sequence[QueueEntry], begun: float) -> None:
-        """Who was served goes to the end of the queue; who is done leaves it."""
-        seconds = time.monotonic() - begun
+    def _settle(self, entries: Sequence[QueueEntry], group: Sequence[QueueEntry], start: float) -> None:
+        """Move served entries to the end of the queue, and remove finished ones."""
+        seconds = time.monotonic() - start
         with self._changed:
             for entry in group:
-                self.counts.seconds_waiting += 0.0 if entry.was_served else begun - entry.asked
+                self.counts.seconds_waiting += 0.0 if entry.was_served else start - entry.asked
                 entry.was_served = True
                 if entry in self._entries:
                     self._entries.remove(entry)
@@ -310,7 +310,7 @@ class Turns:
 
 
 def _tokens(answer: Any) -> int:
-    """Tokens that were drawn from the base."""
+    """Return the number of tokens drawn from the base."""
     if isinstance(answer, Scored):
         return answer.tokens_drawn
     return answer.base_tokens if isinstance(answer, Sampled) else 0

@@ -1,4 +1,4 @@
-"""A question as somebody watches it: candidates as they come, what was chosen, and how far to trust it.
+"""Streams a request to the playground: candidates as they arrive, what was chosen, and how reliable it is.
 
     drawn: part, context, candidates   …   added: text   …   written: text, steps, word, notes   or   error: message
 
@@ -21,12 +21,12 @@ from freenergy.text.texts import Texts, diagnosis, finite, told
 from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, TooLong
 from freenergy.web.turns import Steps
 
-_PART, _PARTS = 16, 16  # candidates that come together: so many at least, in so many parts at most
+_PART, _PARTS = 16, 16  # minimum candidates per event, maximum number of events
 EVENNESS = ("healthy", "thin", "one candidate decides")  # from good to bad
 
 
 def watched(server: ModelServer, request: GenerationRequest) -> Answers:
-    """Ask for draws in parts that are small enough to see them come; the text is the same."""
+    """Request draws in parts small enough to show progress; the text is the same."""
     most = max(_PART, -(-getattr(request.writing.sampler, "candidates", request.writing.num) // _PARTS))
     server.turns.check_room(1)
     return server.turns.ask(in_parts(request.steps(), most))
@@ -45,7 +45,7 @@ def in_parts(steps: Steps, most: int) -> Steps:
 
 
 async def lines(server: ModelServer, answers: Answers) -> AsyncIterator[str]:
-    """The events of a question as JSON, one a line; an error is the last of them, in its sentence."""
+    """Yield the events of a request as JSON, one per line; an error is the last of them."""
     tokens: list[int] = []
     async with aclosing(answers):
         try:
@@ -66,7 +66,7 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def drawn(server: ModelServer, event: Drawn) -> dict[str, Any]:
-    """Candidates that have come; ``context`` is what they were read after."""
+    """Return the event of new candidates; ``context`` is what they continue."""
     found = event.candidates
     columns = (found.log_base, found.energy, found.log_weight)
     rows = zip(found.x.lists()[0], *(column[0].tolist() for column in columns), strict=True)
@@ -86,7 +86,7 @@ def drawn(server: ModelServer, event: Drawn) -> dict[str, Any]:
 
 
 def written(texts: Texts) -> dict[str, Any]:
-    """Return what was chosen, and how far to trust it: of several parts the worst word."""
+    """Return what was chosen, and how reliable it is: of several chunks the worst verdict."""
     steps = [_step(step) for step in texts.steps]
     words = [step["word"] for step in steps if step["word"] is not None]
     return {
