@@ -1,4 +1,4 @@
-"""What a run has shown, as one page that opens from disk, with its figures beside it.
+"""The report of a run: one page that opens from disk, and its figures as files.
 
     RUN/evaluation/evaluation.json + RUN/*/stage.json  →  RUN/report.html, RUN/figures/*.svg, RUN/figures/*.png
 
@@ -30,7 +30,7 @@ def look() -> str:
 
 
 def write_report(run: ResidualRun, progress: Progress) -> Path:
-    """Draw the figures of a finished run and write its page; gives the page's path."""
+    """Draw the figures of a finished run and write its page; returns the page's path."""
     try:
         from freenergy.report.figures import draw
         from freenergy.report.page import page, read_evaluation

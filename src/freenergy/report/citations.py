@@ -1,4 +1,4 @@
-"""Whom to cite: the papers of the methods that a run has used, as BibTeX, and no others."""
+"""Citations: the papers of the methods that a run has used, as BibTeX."""
 
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
@@ -78,7 +78,7 @@ _ENTRIES = {
 
 
 def cite(run: ResidualRun) -> str:
-    """BibTeX of the methods that the run has used."""
+    """Return the BibTeX of the methods that the run has used."""
     return "\n\n".join(_ENTRIES[key] for key in methods(run.recipe)) + "\n"
 
 

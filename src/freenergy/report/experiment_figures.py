@@ -24,12 +24,12 @@ from freenergy.training.loop import read_records
 FIGURES = "figures"
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-_POINTS = 60  # of a curve of training
+_POINTS = 60  # per training curve
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def draw_experiment(folder: Path, table: dict[str, Any]) -> list[Path]:
-    """Draw all that there is to draw from a finished experiment; the files."""
+    """Draw the figures of a finished experiment; returns the files."""
     drawings = []
     for variant in dict.fromkeys(row["variant"] for row in table["rows"]):
         rows = [row for row in table["rows"] if row["variant"] == variant]
@@ -44,17 +44,17 @@ def draw_experiment(folder: Path, table: dict[str, Any]) -> list[Path]:
 
 @rc_context(STYLE)
 def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Drawing:
-    """Cross-entropy by epoch: the base, and rows with E-ARM beside their controls; means over seeds."""
+    """Cross-entropy by epoch: the base, and rows with E-ARM next to their controls; means over seeds."""
     figure, axes = _panels(sharex=True)
     shown = [row for row in rows if row["kind"] in ("base", "control") or row["control"]]
     styles = cycle(_DASHES)
     for row in shown:
         colour = COLOURS[{"base": "base", "control": "human"}.get(row["kind"], "joint")]
         dashes = "-" if row["kind"] == "base" else next(styles)
-        begun = 0.0 if row["scratch"] else rows[0]["epochs"][0]  # a row that goes on begins where the base ends
+        start = 0.0 if row["scratch"] else rows[0]["epochs"][0]  # a row that continues the base starts where it ends
         for ax, curve in zip(axes, curves(folder, row), strict=True):
             x, y = curve
-            ax.plot([begun + epoch for epoch in x], y, color=colour, linestyle=dashes, label=row["name"])
+            ax.plot([start + epoch for epoch in x], y, color=colour, linestyle=dashes, label=row["name"])
     for ax, title in zip(axes, ("training", "validation"), strict=True):
         ax.set_title(title, loc="left", fontsize=11)
         ax.set_ylabel("cross-entropy (nats per token)")
@@ -66,17 +66,17 @@ def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Dr
         "Cross-entropy by epoch",
         figure=figure,
         alt=f"Curves of training and validation. Best validation: {last}.",
-        caption="Cross-entropy of training and validation data by epoch, means over seeds. A row that goes on begins "
+        caption="Cross-entropy of training and validation data by epoch, means over seeds. A row that continues starts "
         "where the base ends; its control has the same compute without E-ARM.",
     )
 
 
 def curves(folder: Path, row: dict[str, Any]) -> tuple[Curve, Curve]:
-    """Training and validation by epoch, means over seeds as far as all of them have come."""
+    """Training and validation by epoch, means over seeds up to the epoch that all have reached."""
     seeds = [read_records(folder / each / "training") for each in row["folders"]]
     epoch = row["epoch_steps"]
     steps = min(len(records) for records in seeds)
-    # with E-ARM the loss is more than cross-entropy, which is then told beside it
+    # with E-ARM the loss is more than cross-entropy, which is then logged separately
     trained = np.mean(
         [[r["metrics"].get("cross_entropy", r["loss"]) for r in records[:steps]] for records in seeds], axis=0
     )
@@ -93,7 +93,7 @@ def curves(folder: Path, row: dict[str, Any]) -> tuple[Curve, Curve]:
 
 @rc_context(STYLE)
 def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Drawing:
-    """Against start epoch, a line each weight; and against weight, a line each start epoch."""
+    """Draw against start epoch, one line per weight; and against weight, one line per start epoch."""
     points = [row for row in rows if row["kind"] == "study"]
     control = next((row for row in rows if row["name"] == points[0]["control"]), None)
     axes_of = [("start_epoch", "weight"), ("weight", "start_epoch")]
@@ -114,12 +114,12 @@ def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Draw
         ax.set(xlabel=_words(across), ylabel=column)
         if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=8)
-    told = [f"{row['name']}: {number(row['numbers'][column]['mean'])}" for row in points]
+    values_of_rows = [f"{row['name']}: {number(row['numbers'][column]['mean'])}" for row in points]
     return rendered(
         f"study{ending}",
         f"{column} against start epoch and weight",
         figure=figure,
-        alt=f"{column} of {'; '.join(told)}.",
+        alt=f"{column} of {'; '.join(values_of_rows)}.",
         caption=f"{column} by E-ARM's start epoch and weight; bars are 95 % t intervals over seeds. The band is the "
         "control: cross-entropy alone for the CPU seconds of the costliest row.",
     )

@@ -1,4 +1,4 @@
-"""The four figures: what ``evaluation.json`` holds, drawn.
+"""Draws the four figures of a report from ``evaluation.json``.
 
     by_position → Fig. 1 of Deng et al. (2020)      draws_curve, text → Fig. 2      densities → Fig. 3
 
@@ -54,7 +54,7 @@ _DPI = 160
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure with its words; without data there is only a sentence that says how to get them."""
+    """A figure with its caption; without data only a sentence that says how to get them."""
 
     name: str
     title: str
@@ -76,10 +76,10 @@ class Drawing:
             temporary.write_bytes(self.png)
 
     def inline(self) -> str:
-        """Return the SVG to stand in a page, among others."""
+        """Return the SVG for a page that contains other figures too."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg))
-        # ids are counted from one in every figure, and a page holds four
+        # ids are counted from one in every figure, and a page has four
         svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg)
         return svg.replace("<svg", f'<svg role="img" aria-labelledby="{self.name}-title {self.name}-alt"', 1)
 
@@ -87,7 +87,7 @@ class Drawing:
 def rendered(
     name: str, title: str, *, figure: Figure | None = None, caption: str = "", alt: str = "", missing: str = ""
 ) -> Drawing:
-    """Save a figure to text and bytes; the same data give the same."""
+    """Render a figure to SVG and PNG; equal data give equal bytes."""
     if figure is None:
         return Drawing(name=name, title=title, missing=missing)
     svg, png = StringIO(), BytesIO()
@@ -120,7 +120,7 @@ def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
     ax.fill_between([row["position"] for row in sure], low, high, color=COLOURS["joint"], alpha=0.2, linewidth=0)
     ax.plot(x, gain, color=COLOURS["joint"], marker=MARKERS["joint"], markersize=4)
     ax.axhline(0, color=_INK, linewidth=1)
-    # of a few windows the interval at some position may reach anywhere: it must not flatten the rest
+    # with few windows the interval at some position may be huge: it must not flatten the rest
     bottom, top = min(0, *gain), max(0, *gain)
     span = top - bottom or 1
     ax.set_ylim(max(min([bottom, *low]), bottom - span) - 0.05 * span, min(max([top, *high]), top + span) + 0.05 * span)
@@ -154,7 +154,7 @@ def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawi
     ax.set_xscale("log", base=2)
     ax.set_xticks(n, [f"{m:,}" for m in n], rotation=45 if len(n) > 9 else 0)
     ax.minorticks_off()
-    # with two or four draws the upper estimate may be anywhere: it must not flatten the rest
+    # with two or four draws the upper estimate may be huge: it must not flatten the rest
     shown = [row[key] for row in rows for key in ("base", "certified", "lower") if is_number(row[key])]
     shown += [rows[-1]["upper"]] if is_number(rows[-1]["upper"]) else []
     margin = 0.08 * (max(shown) - min(shown)) or 0.1
@@ -193,11 +193,11 @@ def _distinct(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Dr
     ax.set_ylabel("share that is distinct")
     ax.legend(loc="lower right")
     longest = orders[-1]
-    told = [f"{NAMES[name]} {number(100 * found['distinct'][str(longest)][0])} %" for name, found in text.items()]
+    shares = [f"{NAMES[name]} {number(100 * found['distinct'][str(longest)][0])} %" for name, found in text.items()]
     tokens = min(found["tokens"] for found in text.values())
     return drawing(
         figure=figure,
-        alt=f"Share of distinct {longest}-grams: {', '.join(told)}.",
+        alt=f"Share of distinct {longest}-grams: {', '.join(shares)}.",
         caption=f"How varied the texts are: different n-grams as a share of all, in {tokens:,} tokens of each. A model "
         "that repeats itself lies below human text. Bars are 95 % intervals over documents.",
     )
@@ -227,7 +227,7 @@ def _densities(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
 
 
 def _density(ax: Axes, values: Sequence[Any], name: str) -> None:
-    """A kernel estimate, or marks where the values are too few or all equal."""
+    """Plot a kernel density estimate, or ticks if the values are too few or all equal."""
     x = np.array([value for value in values if is_number(value)], dtype=float)
     style: dict[str, Any] = dict(color=COLOURS[name], linestyle=DASHES[name], label=NAMES[name])
     if len(x) < 3 or np.ptp(x) == 0:
@@ -243,13 +243,13 @@ def _density(ax: Axes, values: Sequence[Any], name: str) -> None:
 
 def _apart(differences: dict[str, Any]) -> str:
     """Return the differences of means, in words."""
-    told = []
+    parts = []
     for model in ("base", "joint"):
         by_text = differences.get(model)
         if isinstance(by_text, dict) and by_text.get(model) and is_number(by_text[model][0]):
             value, low, high = by_text[model]
-            told.append(f"{number(value)} nats under the {model} ({interval([low, high])})")
-    return f"Mean of human text less that of the model's own: {', '.join(told)}." if told else ""
+            parts.append(f"{number(value)} nats under the {model} ({interval([low, high])})")
+    return f"Mean of human text minus mean of the model's own: {', '.join(parts)}." if parts else ""
 
 
 def _canvas(panels: int, height: float) -> tuple[Figure, list[Axes]]:

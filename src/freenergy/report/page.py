@@ -1,4 +1,4 @@
-"""The page: one file with tables, figures, examples, settings and citations; nothing is fetched and nothing runs.
+"""The page: one file with tables, figures, examples, settings and citations; no network, no scripts.
 
 Model output is shown as text: the templates escape everything but the SVGs that are drawn here.
 """
@@ -26,16 +26,16 @@ from freenergy.report.toml import to_toml
 from freenergy.runs.run import is_current
 
 _HERE = Path(__file__).parent
-PLAYGROUND = "http://127.0.0.1:8000/"  # where `freenergy serve` shows it by default
+PLAYGROUND = "http://127.0.0.1:8000/"  # the default address of `freenergy serve`
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
 
 def read_evaluation(run: ResidualRun) -> dict[str, Any]:
-    """Return what the run has measured, or a sentence that says why there is nothing to report."""
+    """Return the evaluation of a run; raises ``UserError`` if there is none."""
     run.finished("evaluation")
     path = run.stage("evaluation") / SUMMARY
     if not is_current(STAGE, run):
-        raise UserError(f"{run.folder} was measured with other settings or another version: `freenergy run` it again")
+        raise UserError(f"{run.folder} was evaluated with other settings or another version: run its recipe again")
     return read_summary(run, path.parent)
 
 
@@ -72,7 +72,7 @@ def page(run: ResidualRun, evaluation: dict[str, Any], drawings: list[Drawing]) 
 
 
 def _in_playground(prefix: str) -> str:
-    """Return where the playground opens with this prefix."""
+    """Return the playground's URL with this prefix."""
     return f"{PLAYGROUND}#prefix={percent_encoded(prefix, safe='')}"
 
 
@@ -93,13 +93,13 @@ def summary(evaluation: dict[str, Any]) -> str:
     if all(map(is_number, ends)) and ends[0] <= 0 <= ends[1]:
         return f"{where} is not shown to differ from the base's (gain {gain(percent)}, 95 % interval {_ends(ends)})."
     side = "below" if percent > 0 else "above"
-    told = _ends(ends if percent > 0 else [-end if is_number(end) else None for end in reversed(ends)])
-    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {told})."
+    text = _ends(ends if percent > 0 else [-end if is_number(end) else None for end in reversed(ends)])
+    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {text})."
 
 
 def _ends(ends: list[Any]) -> str:
-    told = gain_interval(ends)
-    return "unknown, with so few documents" if told == DASH else told
+    text = gain_interval(ends)
+    return "unknown, with so few documents" if text == DASH else text
 
 
 def verdicts(evaluation: dict[str, Any]) -> list[str]:
@@ -109,12 +109,12 @@ def verdicts(evaluation: dict[str, Any]) -> list[str]:
 
 
 def beaten(evaluation: dict[str, Any]) -> list[str]:
-    """Of which baselines the residual model is shown to be better."""
+    """Return the baselines that the residual model is shown to beat."""
     return _against(evaluation, are_beaten=True)
 
 
 def _against(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
-    """Return the verdicts on baselines: on those that are surely worse than the residual model, or on the others."""
+    """Return the verdicts on baselines: those that the residual model is shown to beat, or the others."""
     found = []
     for name, baseline in (evaluation.get("baselines") or {}).items():
         ends = (baseline.get("against_joint") or {}).get("interval") or [None, None]
@@ -129,14 +129,14 @@ def _sentence(words: str) -> str:
 
 
 def energies(recipe: ResidualRecipe) -> list[tuple[str, str]]:
-    """Kind and description of each energy."""
+    """Return kind and description of each energy."""
     if recipe.energy is None:
         return []
     return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in recipe.energy.split()]
 
 
 def commands(recipe: ResidualRecipe) -> list[str]:
-    """Return what to type to get the same numbers elsewhere."""
+    """Return the commands that reproduce the numbers."""
     is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
     folder = _folder(recipe)
     first = f"freenergy run {recipe.name}" if is_shipped else f"freenergy run recipe.toml --out {quote(folder)}"
@@ -144,12 +144,12 @@ def commands(recipe: ResidualRecipe) -> list[str]:
 
 
 def _folder(recipe: ResidualRecipe) -> str:
-    """Return where such a run is, by default."""
+    """Return the default folder of a run."""
     return f"runs/{recipe.name}"
 
 
 def _study(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what people preferred, as the study's own page says it."""
+    """Return the summary of a human study, as on the study's own page."""
     return {
         "name": summary["study"],
         "sentence": sentence(summary),
@@ -159,7 +159,7 @@ def _study(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _example(example: dict[str, Any]) -> dict[str, Any]:
-    """Return a prefix, and its continuations with the words that name them."""
+    """Return a prefix, and its continuations with their labels."""
     rows = []
     for key, title in _KINDS.items():
         if found := example.get(key):

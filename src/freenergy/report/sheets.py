@@ -1,4 +1,4 @@
-"""Many small images on one sheet.
+"""Draws many small images on one sheet.
 
 sheet = columns × rows of images, a line of paper between them
 """
@@ -25,7 +25,7 @@ def draw_sheet(images: UInt8[np.ndarray, "n height width *colours"], path: Path,
         images = images[..., None]
     n, height, width, colours = images.shape
     if not n or colours not in (1, 3):
-        raise UserError(f"images of shape {images.shape} make no sheet: give one or more, grey or red, green and blue")
+        raise UserError(f"images of shape {images.shape} cannot be drawn: give one or more, grey or RGB")
     columns = math.ceil(math.sqrt(n))
     tall, wide = height + _GAP, width + _GAP
     sheet = np.full((math.ceil(n / columns) * tall + _GAP, columns * wide + _GAP, 3), _PAPER, dtype=np.uint8)

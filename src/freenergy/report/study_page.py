@@ -1,4 +1,4 @@
-"""The page of a study: who was preferred, by how much, whether that can be chance, and how well raters agree.
+"""The page of a human study: which model was preferred, by how much, whether that is chance, and how well raters agree.
 
 Every number is one of the study's ``summary.json``; the page opens from disk, fetches nothing and runs nothing.
 """
@@ -15,7 +15,7 @@ from freenergy.report.templates import templates
 
 
 def write_study_page(folder: Path, summary: dict[str, Any]) -> Path:
-    """Write STUDY/report.html; gives its path."""
+    """Write STUDY/report.html and return its path."""
     write_text(folder / "report.html", study_page(summary))
     return folder / "report.html"
 
@@ -40,7 +40,7 @@ def study_page(summary: dict[str, Any]) -> str:
 
 
 def bar(outcomes: dict[str, int]) -> list[dict[str, Any]]:
-    """Parts of a bar of 100: place and width of A, ties and B."""
+    """Return the parts of a bar of 100: offset and width of A, ties and B."""
     total, x, parts = sum(outcomes.values()), 0.0, []
     for name, words in (("a", "for A"), ("ties", "ties"), ("b", "for B")):
         if outcomes[name]:

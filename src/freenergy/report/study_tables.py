@@ -1,9 +1,9 @@
-"""What a study has shown, in sentences and tables: for the page and for the console."""
+"""The results of a human study in sentences and tables, for the page and the command line."""
 
 from typing import Any
 
 from freenergy.core.format import DASH, is_number, number, percent
-from freenergy.report.tables import Table
+from freenergy.report.tables import ReportTable
 
 STUDIES = "studies"  # folder of a run with the summaries of the human studies that it took part in
 _LEVEL = 0.05
@@ -15,7 +15,7 @@ _TESTS = {
 
 
 def simulated(summary: dict[str, Any]) -> str:
-    """Return a label where not all raters are people."""
+    """Return a label if some raters are simulated, else an empty string."""
     found = summary["raters"]
     if not found["simulated"]:
         return ""
@@ -32,15 +32,15 @@ def sentence(summary: dict[str, Any]) -> str:
     if not test["n"]:
         return "No pair is decided yet."
     shares = {name: percent(count / all_pairs) for name, count in summary["outcomes"].items()}
-    told = f"Of {all_pairs} pairs raters preferred {b} in {shares['b']} and {a} in {shares['a']}"
+    text = f"Of {all_pairs} pairs raters preferred {b} in {shares['b']} and {a} in {shares['a']}"
     if summary["outcomes"]["ties"]:
-        told += f"; {shares['ties']} are ties. Without ties {b} has {percent(test['rate'])}"
+        text += f"; {shares['ties']} are ties. Without ties {b} has {percent(test['rate'])}"
     chance = f"95 % interval {_interval(test['interval'])}; one-sided binomial test, p = {probability(test['p_value'])}"
     verdict = "" if test["p_value"] <= _LEVEL else ", which can be chance"
-    return f"{told} ({chance}){verdict}."
+    return f"{text} ({chance}){verdict}."
 
 
-def preference(summary: dict[str, Any]) -> Table:
+def preference(summary: dict[str, Any]) -> ReportTable:
     """Return the rates of Table 2, in the three ways to count ties."""
     rows = []
     for name, (rate, meaning) in _TESTS.items():
@@ -48,29 +48,29 @@ def preference(summary: dict[str, Any]) -> Table:
         numbers = [percent(test["rate"]), _interval(test["interval"]), probability(test["p_value"])]
         rows.append([rate, f"{test['k']} of {test['n']}", *numbers, meaning])
     columns = ("rate", "pairs", "for B", "95 % interval", "p, one-sided", "ties")
-    return Table(caption="Is B preferred?", columns=columns, rows=rows, is_prose=True)
+    return ReportTable(caption="Is B preferred?", columns=columns, rows=rows, is_prose=True)
 
 
-def votes(summary: dict[str, Any]) -> Table:
-    """Return what was counted, dropped, and agreed on."""
+def votes(summary: dict[str, Any]) -> ReportTable:
+    """Return counted and dropped votes, and the agreement."""
     pairs, given, outcomes = summary["pairs"], summary["votes"], summary["outcomes"]
     checks, agree = summary["attention"], summary["agreement"]
     alpha = f"{number(agree['alpha'])} ({_plain_interval(agree['interval'])})"
     rows = [
         ["pairs", f"{pairs['asked']:,}", f"{pairs['with_votes']} with votes, {pairs['complete']} with all "
-         f"{summary['settings']['votes']} asked; {pairs['same']} more are twice the same text and were not shown"],
+         f"{summary['settings']['votes']} requested; {pairs['same']} more have identical texts and were not shown"],
         ["pairs for A, for B, ties", f"{outcomes['a']}, {outcomes['b']}, {outcomes['ties']}", "by more votes"],
         ["votes on pairs", f"{given['given']:,}", f"{given['kept']} counted"],
-        ["votes dropped", f"{given['dropped']:,}", "on pages whose attention check was failed"],
-        ["attention checks failed", f"{checks['failed']} of {checks['asked']}", "one stands on every page"],
+        ["votes dropped", f"{given['dropped']:,}", "on pages with a failed attention check"],
+        ["attention checks failed", f"{checks['failed']} of {checks['asked']}", "one on every page"],
         ["agreeing pairs of votes", percent(agree["share"]), f"on {agree['units']} pairs with two votes or more"],
         ["Krippendorff's α", alpha, "1 is agreement, 0 is chance; 95 % bootstrap interval over pairs"],
-        ["seconds per page", number(summary["seconds_a_page"]), "median, from its first showing to its answer"],
+        ["seconds per page", number(summary["seconds_a_page"]), "median, from first display to answer"],
     ]  # fmt: skip
-    return Table(caption="Votes and agreement", columns=("what", "value", "meaning"), rows=rows, is_prose=True)
+    return ReportTable(caption="Votes and agreement", columns=("what", "value", "meaning"), rows=rows, is_prose=True)
 
 
-def raters(summary: dict[str, Any]) -> Table:
+def raters(summary: dict[str, Any]) -> ReportTable:
     """Return one row per rater."""
     rows = []
     for rater in summary["by_rater"]:
@@ -82,11 +82,11 @@ def raters(summary: dict[str, Any]) -> Table:
         rows.append([rater["label"], questions, known, *counts, first, number(rater["seconds_a_page"])])
     columns = ("rater", "questions right", "qualified", "pages", "votes", "dropped", "checks failed", "counted for B",
                "chose text 1", "seconds per page")  # fmt: skip
-    return Table(caption="Raters", columns=columns, rows=rows)
+    return ReportTable(caption="Raters", columns=columns, rows=rows)
 
 
 def probability(value: Any) -> str:
-    """Return a p-value in two digits.
+    """Format a p-value with two digits.
 
     >>> probability(0.00084), probability(0.52), probability(1e-12), probability(None)
     ('0.00084', '0.52', '1e-12', '–')

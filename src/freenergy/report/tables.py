@@ -1,4 +1,4 @@
-"""The tables of the page: what was measured, in rows of words and numbers."""
+"""The tables of the page, formatted as text."""
 
 from dataclasses import dataclass
 from math import isclose
@@ -11,22 +11,22 @@ _BOUNDS = {
     "upper": "residual, upper estimate",
     "lower": "residual, lower estimate",
 }
-_TRAINING = ("negatives", "energy")  # the stages that the residual model costs beyond its base
+_TRAINING = ("negatives", "energy")  # the stages that an energy adds to the cost of its base
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Cells of text; the first of a row names it."""
+class ReportTable:
+    """A table of text cells; the first cell of a row is its name."""
 
     caption: str
     columns: tuple[str, ...]
     rows: list[list[str]]
-    is_prose: bool = False  # cells are words and not numbers
+    is_prose: bool = False  # cells contain sentences, not numbers
 
 
-def headline(evaluation: dict[str, Any]) -> Table:
-    """Perplexity of every model, in the units that compare between tokenizers too."""
+def headline(evaluation: dict[str, Any]) -> ReportTable:
+    """Return the perplexity of every model, per token and in units that are comparable across tokenizers."""
     rows = [_base(evaluation)]
     joint = evaluation.get("joint")
     if joint:
@@ -35,7 +35,7 @@ def headline(evaluation: dict[str, Any]) -> Table:
             rows.append([f"base, on the residual model's {joint['windows']:,} windows", *cells])
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
     rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
-    return Table(
+    return ReportTable(
         caption=f"Perplexity on {evaluation['split']} text; lower is better",
         columns=("model", "per token", "95 % interval", "per word", "per byte", "gain over the base", "95 % interval",
                  "CPU minutes"),
@@ -44,7 +44,7 @@ def headline(evaluation: dict[str, Any]) -> Table:
 
 
 def _are_same(a: Any, b: Any) -> bool:
-    """Whether both perplexities of the base are of the same windows: as many windows need not be the same ones."""
+    """Whether both perplexities of the base were measured on the same windows."""
     return is_number(a) and is_number(b) and isclose(a, b, rel_tol=1e-9)
 
 
@@ -81,41 +81,41 @@ def _baseline(name: str, found: dict[str, Any]) -> list[str]:
     ]
 
 
-def diagnostics(joint: dict[str, Any]) -> Table:
-    """Return what tells whether the estimates can be believed, each with what it means."""
+def diagnostics(joint: dict[str, Any]) -> ReportTable:
+    """Return the diagnostics of the estimates, each with its meaning."""
     Z, sure = joint.get("log_partition") or {}, joint["gain"]
     nats = f"{number(sure['nats_per_sequence'])} ({interval(sure.get('nats_interval'))})"
     rows = [
         ["certified gain, nats a sequence", nats, "what resampling is sure to gain over the base, in expectation"],
-        ["most that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates; a "
+        ["maximum that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates; a "
          "gain near to it asks for more draws"],
         ["draws for each window", number(joint["draws"]), "continuations of the base that Z is estimated from"],
-        ["effective draws", number(joint["ess"]), "how many equal weights would tell as much; few are bad"],
+        ["effective draws", number(joint["ess"]), "how many equal weights carry as much information; few are bad"],
         ["largest share", percent(joint["largest_share"]), "of the weight on one draw; near 100 % one draw decides"],
         ["Pareto k̂", number(joint["k_hat"]), "how heavy the tail of the weights is; above 0.7 no mean can be trusted"],
         ["log Z, lower", number(Z.get("lower")), "below the truth in expectation, mean over windows"],
         ["log Z, upper", number(Z.get("upper")), "above the truth in expectation for enough draws"],
-        ["log Z, jackknife", f"{number(Z.get('jackknife'))} ± {number(Z.get('standard_error'))}", "the middle way, "
+        ["log Z, jackknife", f"{number(Z.get('jackknife'))} ± {number(Z.get('standard_error'))}", "in between, "
          "with its standard error"],
-        ["told from draws, in pairs", percent(joint.get("pair_accuracy")), "how often real text has the lower energy "
-         "of two; 50 % is chance"],
-        ["told from draws, by sign", percent(joint.get("nce_accuracy")), "how often the sign of the energy is right"],
+        ["accuracy in pairs", percent(joint.get("pair_accuracy")), "how often real text has the lower energy of two, "
+         "the other a draw; 50 % is chance"],
+        ["accuracy by sign", percent(joint.get("nce_accuracy")), "how often the sign of the energy is right"],
     ]  # fmt: skip
     kept = [row for row in rows if row[1].strip("– ±()")]
-    return Table(
+    return ReportTable(
         caption="Can the estimates be believed?", columns=("diagnostic", "value", "meaning"), rows=kept, is_prose=True
     )
 
 
-def text_statistics(text: dict[str, Any]) -> Table:
-    """Return how varied and how new each kind of text is."""
+def text_statistics(text: dict[str, Any]) -> ReportTable:
+    """Return diversity and novelty of each kind of text."""
     kinds, orders = [kind for kind in ("human", "base", "joint") if kind in text], ("2", "3", "4")
     rows = [[f"distinct {n}-grams", *(_share(text[kind]["distinct"][n]) for kind in kinds)] for n in orders]
     rows += [["repeated 4-grams", *(_share(text[kind]["repetition"]) for kind in kinds)]]
     rows += [[f"unseen {n}-grams", *(_share(text[kind]["unseen"][n]) for kind in kinds)] for n in orders]
     tokens = min(found["tokens"] for found in text.values())
     caption = f"Statistics of text, in {tokens:,} tokens of each kind"
-    return Table(caption=caption, columns=("share of", *kinds), rows=rows)
+    return ReportTable(caption=caption, columns=("share of", *kinds), rows=rows)
 
 
 def _share(cell: list[Any]) -> str:
@@ -125,23 +125,23 @@ def _share(cell: list[Any]) -> str:
     return f"{percent(value)} ({100 * low:.1f}–{100 * high:.1f})"
 
 
-def stages(records: dict[str, dict[str, Any]]) -> Table:
-    """Cost and fingerprint of each stage."""
+def stages(records: dict[str, dict[str, Any]]) -> ReportTable:
+    """Return cost and fingerprint of each stage."""
     rows = []
     for name, record in records.items():
-        mark = record.get("summary", {}).get("fingerprint", DASH)
+        digest = record.get("summary", {}).get("fingerprint", DASH)
         times = [minutes(record.get("seconds")), minutes(record.get("cpu_seconds"))]
-        rows.append([name, *times, record.get("key", DASH), mark])
+        rows.append([name, *times, record.get("key", DASH), digest])
     columns = ("stage", "minutes", "CPU minutes", "key of its inputs", "fingerprint of its result")
-    return Table(caption="Stages: cost and fingerprints", columns=columns, rows=rows)
+    return ReportTable(caption="Stages: cost and fingerprints", columns=columns, rows=rows)
 
 
-def versions(records: dict[str, dict[str, Any]]) -> Table:
-    """Return the packages that the stages ran with; more than one version where they differ."""
+def versions(records: dict[str, dict[str, Any]]) -> ReportTable:
+    """Return the packages that the stages ran with; all versions if they differ."""
     found: dict[str, list[str]] = {}
     for record in records.values():
         for package, version in record.get("versions", {}).items():
             if str(version) not in found.setdefault(package, []):
                 found[package].append(str(version))
     rows = [[package, ", ".join(seen)] for package, seen in found.items()]
-    return Table(caption="Versions", columns=("package", "version"), rows=rows, is_prose=True)
+    return ReportTable(caption="Versions", columns=("package", "version"), rows=rows, is_prose=True)

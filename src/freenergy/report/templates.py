@@ -1,4 +1,4 @@
-"""The templates of the pages: everything that is put into them is escaped, unless it is marked as safe."""
+"""Jinja templates of the pages; every value is escaped unless it is marked as safe."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def templates() -> Environment:
-    """Return those of this folder, with the filter ``tight``."""
+    """Return the environment of this folder, with the filter ``tight``."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -19,5 +19,5 @@ def templates() -> Environment:
 
 
 def _tight(text: str) -> str:
-    """Without a line break between a number and its %."""
+    """Forbid a line break between a number and its %."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")

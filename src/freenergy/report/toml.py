@@ -1,11 +1,11 @@
-"""A recipe as the TOML that gives it back; None is left out, as TOML has none."""
+"""Writes a recipe as TOML; None is left out, since TOML has no null."""
 
 import json
 from typing import Any
 
 
 def to_toml(table: dict[str, Any]) -> str:
-    """Values first, then a section for each table.
+    """Return TOML with values first, then one section per table.
 
     >>> print(to_toml({"name": "a", "base": {"kind": "ngram", "order": 3, "path": None}}))
     name = "a"

@@ -108,7 +108,7 @@ def test_answers_to_other_texts_are_refused(study, make_study):
 
 def test_a_file_that_is_no_database(study):
     (study.folder / "answers.sqlite").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match="cannot be used"):
+    with pytest.raises(UserError, match="cannot be opened"):
         Store(study)
 
 

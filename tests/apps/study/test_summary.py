@@ -158,12 +158,12 @@ def test_texts_survive_the_file(make_study, tmp_path):
 
 def test_damaged_studies(make_study, tmp_path):
     folder = make_study(tmp_path / "study").folder
-    with pytest.raises(UserError, match="is no study"):
+    with pytest.raises(UserError, match="is not a study"):
         Study.open(tmp_path)
     lines = (folder / "items.jsonl").read_text().splitlines(keepends=True)
     (folder / "items.jsonl").write_text("".join(lines[1:]))
     with pytest.raises(UserError, match="damaged"):
         Study.open(folder)
     (folder / "items.jsonl").unlink()
-    with pytest.raises(UserError, match="not all there"):
+    with pytest.raises(UserError, match="is incomplete"):
         Study.open(folder)

@@ -37,5 +37,5 @@ def test_equal_images_are_equal_bytes(tmp_path):
 
 def test_what_is_no_image_is_refused(tmp_path):
     for shape in ((0, 2, 2), (1, 2, 2, 2)):
-        with pytest.raises(UserError, match="make no sheet"):
+        with pytest.raises(UserError, match="cannot be drawn"):
             draw_sheet(np.zeros(shape, dtype=np.uint8), tmp_path / "sheet.png")

@@ -6,7 +6,7 @@
     α = 1 − D_o/D_e,   D_o = 1/n Σ_u (m_u² − Σ_c n_uc²)/(m_u − 1),   D_e = (n² − Σ_c n_c²)/(n (n − 1))
 
 α is Krippendorff's for nominal values, which takes any number of raters and missing votes: 1 is agreement, 0 is what
-chance gives. Units with one vote tell nothing of agreement and are left out. The interval is a bootstrap over units.
+chance gives. Units with one vote say nothing about agreement and are left out. The interval is a bootstrap over units.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ _RESAMPLES = 1000
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Units with two votes or more; None where there is nothing to tell from, as when all votes are the same."""
+    """Agreement over units with two votes or more; None if undefined, as when all votes are the same."""
 
     units: int
     share: float | None
@@ -31,12 +31,12 @@ class Agreement:
     interval: tuple[float, float] | None  # of alpha, 95 %
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return JSON-like values."""
         return asdict(self)
 
 
 def agreement(counts: Float[np.ndarray, "U C"], rng: Rng) -> Agreement:
-    """From the votes for each of C values in U units."""
+    """Compute it from the votes for each of C values in U units."""
     kept = counts[counts.sum(1) >= 2]
     U, m = len(kept), kept.sum(1)
     if U == 0:
@@ -54,7 +54,7 @@ def agreement(counts: Float[np.ndarray, "U C"], rng: Rng) -> Agreement:
 
 
 def _alpha(counts: Float[np.ndarray, "U C"], times: Float[np.ndarray, "R U"]) -> Float[np.ndarray, " R"]:
-    """α of R resamples, in each of which unit u stands ``times`` often; NaN where all votes are the same."""
+    """Return α of R resamples, in each of which unit u occurs ``times`` often; NaN if all votes are the same."""
     m = counts.sum(1)
     disagreeing = (m**2 - (counts**2).sum(1)) / (m - 1)
     n_c = times @ counts

@@ -3,7 +3,7 @@
     page = three pairs with the fewest votes + one attention check, in random order; sides shuffled by the seed
 
 A pair is on at most ``votes`` pages that are open or answered, and never twice on those of one rater. A page that
-nobody answers for an hour goes to others as soon as somebody asks for work; until then its rater may still answer it.
+is not answered for an hour goes to another rater as soon as one asks for work; until then its rater may still answer.
 """
 
 import secrets
@@ -26,34 +26,34 @@ Why = Literal["finished", "waiting", "not qualified"]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A comparison as it is shown: ``first`` is the text that stands before the other."""
+class ShownItem:
+    """A comparison as it is shown: ``first`` is the text on the left."""
 
     item: Item
     first: Text
 
     @property
     def texts(self) -> tuple[str, str]:
-        """Text 1 and text 2."""
+        """Text 1 and text 2, as shown."""
         return (self.item.a, self.item.b) if self.first == "a" else (self.item.b, self.item.a)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a rater has to do now."""
+    """The page that a rater has to answer now."""
 
     token: str
     kind: Literal["qualification", "task"]
     number: int  # from 1, among the pages of its kind
-    of: int  # how many there are, or may be
-    places: tuple[Place, ...]
+    of: int  # number of pages, or an upper bound
+    places: tuple[ShownItem, ...]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class End:
-    """There is nothing to do, and why; ``pages`` of pairs were answered."""
+    """Nothing is left to do, and why; ``pages`` of pairs were answered."""
 
     why: Why
     pages: int
@@ -83,7 +83,7 @@ def next_page(store: Store, rater: Rater) -> Page | End:
 
 
 def answer(store: Store, rater: Rater, token: str, sides: Mapping[int, int]) -> bool:
-    """Count the answers of a page: 1 or 2 for each place. False: they were counted before, and are not again."""
+    """Store the answers of a page, 1 or 2 for each place; returns False if they were stored before."""
     with store.transaction() as db:
         page = db.execute("SELECT * FROM pages WHERE token = ? AND rater = ?", (token, rater.id)).fetchone()
         if page is None:
@@ -115,7 +115,7 @@ def _expire(store: Store, db: sqlite3.Connection) -> None:
 def _choose(
     store: Store, db: sqlite3.Connection, rater: Rater
 ) -> tuple[Literal["qualification", "task"], list[Item]] | End:
-    """Return the comparisons of a new page, in the order in which they are shown."""
+    """Return the comparisons of a new page, in display order."""
     settings = store.study.settings
     done = {row["item"] for row in db.execute("SELECT item FROM votes WHERE rater = ?", (rater.id,))}
     rng = Rng(settings.seed).child("rater", rater.id)
@@ -134,7 +134,7 @@ def _choose(
 
 
 def _pairs(store: Store, db: sqlite3.Connection, rater: Rater, done: set[int]) -> tuple[list[Item], bool]:
-    """Pairs that the rater may get, those with the fewest votes first; and whether others may come free."""
+    """Return the pairs that the rater may get, fewest votes first; and whether others may become free."""
     query = """SELECT item, COUNT(*) AS asked, SUM(state = 'open') AS open FROM places JOIN pages ON pages.id = page
                WHERE kind = 'task' AND state <> 'expired' GROUP BY item"""
     asked = {row["item"]: (row["asked"], row["open"]) for row in db.execute(query)}
@@ -158,7 +158,7 @@ def _shuffled(items: Sequence[Item], rng: Rng) -> list[Item]:
 def _open(
     store: Store, db: sqlite3.Connection, rater: Rater, kind: Literal["qualification", "task"], items: list[Item]
 ) -> int:
-    """Write a new page and its places; gives its id."""
+    """Store a new page and its items; returns its id."""
     now = store.clock()
     row = (rater.id, secrets.token_urlsafe(32), kind, now, now)
     insert = "INSERT INTO pages (rater, token, kind, state, opened, seen) VALUES (?, ?, ?, 'open', ?, ?)"
@@ -171,7 +171,7 @@ def _open(
 
 
 def _firsts(store: Store, rater: Rater) -> list[Text]:
-    """Return which text of each item stands first: fair coins of this rater."""
+    """Return which text of each item is shown first: one fair coin per item, from the rater's own stream."""
     rng = Rng(store.study.settings.seed).child("rater", rater.id, "sides")
     fair = torch.full((len(store.study.items),), 0.5)
     return ["b" if coin else "a" for coin in rng.bernoulli(fair).tolist()]
@@ -181,7 +181,7 @@ def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page
     """Return a page as it is shown."""
     row = db.execute("SELECT * FROM pages WHERE id = ?", (page,)).fetchone()
     rows = db.execute("SELECT * FROM places WHERE page = ? ORDER BY place", (page,)).fetchall()
-    places = tuple(Place(store.study.items[place["item"]], place["first"]) for place in rows)
+    places = tuple(ShownItem(store.study.items[place["item"]], place["first"]) for place in rows)
     query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = ? AND state = 'answered'"
     before = int(db.execute(query, (rater.id, row["kind"])).fetchone()[0])
     return Page(
@@ -194,7 +194,7 @@ def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page
 
 
 def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: str, before: int) -> int:
-    """Pages of this kind that the rater has before them, the open one among them; of pairs, the most there can be."""
+    """Return how many pages of this kind the rater gets, the open one included; for pairs an upper bound."""
     settings = store.study.settings
     if kind == "qualification":
         return -(-len(store.items["qualification"]) // ITEMS_PER_PAGE) - before

@@ -1,4 +1,4 @@
-"""What was voted, with the shuffling of sides undone.
+"""The votes, with the shuffling of sides undone.
 
 text 1 is ``first``, text 2 the other:     choice = first if side = 1, else the other
 """
@@ -17,19 +17,19 @@ FROM votes JOIN places USING (page, place) JOIN pages ON pages.id = votes.page
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """One vote."""
+    """One vote of a rater."""
 
     page: int
     rater: int
     item: int
     kind: Literal["qualification", "task"]
-    side: int  # 1 or 2, as it was shown
+    side: int  # 1 or 2, as shown
     choice: Text
-    seconds: float  # from the page's first showing to its answer
+    seconds: float  # from the first display of the page to its answer
 
 
 def chosen(first: Text, side: int) -> Text:
-    """Return the text that stood at a side."""
+    """Return the text that was shown on a side."""
     other: Text = "b" if first == "a" else "a"
     return first if side == 1 else other
 

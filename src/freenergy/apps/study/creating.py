@@ -5,7 +5,7 @@
 
 Text goes in and text comes out, so the models may have different tokenizers; prefixes are cut by A's. Windows are taken
 far enough apart that no text is shown twice. Comparison i draws from streams of its own, so a study that was killed
-goes on with the same bits.
+resumes with the same bits.
 """
 
 import platform
@@ -44,20 +44,20 @@ _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """How the texts are made. A law that is left out is the residual model where there is an energy, else the base."""
+    """How texts are generated. The default law is the residual model if the run has an energy, else the base."""
 
     a: Law | None = None
     b: Law | None = None
     candidates: int = 256
-    length: int | None = None  # tokens of a continuation; as trained unless given
+    length: int | None = None  # tokens per continuation; default: as trained
     truncation: Truncation = ANCESTRAL
-    human: tuple[Path, ...] = ()  # files to take prefixes and real text from; the run's held-out text unless given
+    human: tuple[Path, ...] = ()  # files with prefixes and real text; default: the run's held-out text
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """One model: what it is called, and how it continues a prefix."""
+    """One of the two models: its name, and how it continues a prefix."""
 
     task: GenerationTask
     folder: Path
@@ -66,7 +66,7 @@ class _Writer:
     @classmethod
     def of(cls, joint: ResidualModel, folder: Path, law: Law | None, making: Making, seed: int) -> "_Writer":
         if law == "joint" and not joint.has_energy:
-            raise UserError(f"the run in {folder} has no energy and so no residual model: compare its base")
+            raise UserError(f"the run in {folder} has no energy and so no residual model: use --a base or --b base")
         law = law or ("joint" if joint.has_energy else "base")
         sampler = (
             Plain(truncation=making.truncation)
@@ -87,14 +87,14 @@ class _Writer:
     def about(self) -> dict[str, Any]:
         """Return what names the model and its texts."""
         folder = self.folder.resolve()
-        told = {key: value for key, value in self.task.key(model_key(self.folder)).items() if key != "prefixes"}
-        return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **told}
+        key = {key: value for key, value in self.task.key(model_key(self.folder)).items() if key != "prefixes"}
+        return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **key}
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Held-out windows, far apart: the prefix and the real continuation of each."""
+    """Held-out windows that do not overlap: the prefix and the real continuation of each."""
 
     windows: Windows
     rows: list[int]
@@ -115,7 +115,7 @@ def create(
     making: Making,
     progress: Progress = _SILENT,
 ) -> Study:
-    """Make the texts of a study that are not there yet; ``run_b`` may be the word ``human``."""
+    """Generate the missing texts of a study; ``run_b`` may be the word ``human``."""
     this, folder = load_run(run_a), Path(out)
     corpus = Corpus.open(this.stage("corpus"))
     joint = load_or_base(run_a)
@@ -123,10 +123,10 @@ def create(
     b = _second(joint, this, run_b, making, settings.seed)
     if b is not None and a.about() == b.about():
         raise UserError(f"{run_a} would be compared with itself: give another run, or --a base and --b joint")
-    source, mark = _held_out(this, corpus, a, settings, making, progress)
+    source, identity = _held_out(this, corpus, a, settings, making, progress)
     human = {"name": HUMAN, "run": None, "law": None}
     models = {"a": a.about(), "b": human if b is None else b.about()}
-    key = fingerprint([models, asdict(settings), mark, version("freenergy")])
+    key = fingerprint([models, asdict(settings), identity, version("freenergy")])
     _begin(folder, key, settings, models)
     if not (folder / ITEMS).is_file():
         reader = _Writer.of(joint, this.folder, "base", making, settings.seed)
@@ -150,13 +150,13 @@ def _second(joint: ResidualModel, this: ResidualRun, run_b: str | Path, making: 
 
 
 def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, dict[str, Any]]) -> None:
-    """A folder of our own, with the record of what is made there."""
+    """Create the folder with its record, or check that it belongs to this study."""
     if (folder / RECORD).is_file():
         if read_json(folder / RECORD).get("key") != key:
-            raise UserError(f"{folder} holds another study: choose another --out, or remove it")
+            raise UserError(f"{folder} contains another study: choose another --out, or remove it")
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} holds something else than a study: choose another --out")
+        raise UserError(f"{folder} contains other files than a study: choose another --out")
     versions = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     write_record(folder, settings, models, {"key": key, "versions": versions})
 
@@ -164,7 +164,7 @@ def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, di
 def _held_out(
     this: ResidualRun, corpus: Corpus, a: _Writer, settings: StudySettings, making: Making, progress: Progress
 ) -> tuple[_Source, Any]:
-    """Return windows for every comparison, and what names the text they are of."""
+    """Return windows for every comparison, and the fingerprint of their text."""
     if making.length is not None and making.length > corpus.continuation:
         raise UserError(
             f"--length is {making.length}, but the real text after a prefix has {corpus.continuation} tokens in this "
@@ -173,9 +173,9 @@ def _held_out(
     if making.human:
         with exclusive_lock(this.folder):
             text = given_text(making.human, this, corpus, progress)
-        windows, mark, free = text.windows, text.fingerprint, np.flatnonzero(~text.shared)
+        windows, identity, free = text.windows, text.fingerprint, np.flatnonzero(~text.shared)
     else:
-        windows, mark = corpus.windows(this.recipe.evaluation.split), corpus.fingerprint
+        windows, identity = corpus.windows(this.recipe.evaluation.split), corpus.fingerprint
         free = np.arange(len(windows))
     order = free[Rng(settings.seed).child("windows").permutation(len(free)).numpy()]
     num = settings.prefixes + settings.num_checks + settings.qualification
@@ -183,16 +183,16 @@ def _held_out(
     if len(rows) < num:
         raise UserError(
             f"the held-out text has {len(rows)} windows that do not overlap, but {settings.prefixes} pairs, "
-            f"{settings.num_checks} attention checks and {settings.qualification} questions need {num}: ask for fewer "
+            f"{settings.num_checks} attention checks and {settings.qualification} questions need {num}: use fewer "
             "--prefixes or --checks, or give more text with --human"
         )
-    return _Source(windows, rows, corpus.tokenizer, a.task.space.length), mark
+    return _Source(windows, rows, corpus.tokenizer, a.task.space.length), identity
 
 
 def _items(
     source: _Source, settings: StudySettings, a: _Writer, b: _Writer | None, base: _Writer, skip: int
 ) -> Iterator[Item]:
-    """Pairs, then attention checks, then the qualification."""
+    """Yield pairs, then attention checks, then qualification questions."""
     counts = (settings.prefixes, settings.num_checks, settings.qualification)
     kinds = [kind for kind, count in zip(KINDS, counts, strict=True) for _ in range(count)]
     for i, kind in list(enumerate(kinds))[skip:]:
@@ -225,7 +225,7 @@ def apart(starts: np.ndarray, order: np.ndarray, width: int, num: int) -> list[i
 
 
 def spoken(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return what tokens add to a text, tidied so that nothing but the words tells who wrote it.
+    """Return what tokens add to a text, normalised so that only the words can reveal which model wrote it.
 
     Tokenizers differ in the space at the border, and text that is cut may end in half a character.
     """
@@ -235,7 +235,7 @@ def spoken(tokenizer: Tokenizer, context: Sequence[int], tokens: Sequence[int]) 
 
 
 def tidy(text: str) -> str:
-    r"""Without what differs between tokenizers: one space before, none after, no half of a character.
+    r"""Remove what differs between tokenizers: one space before, none after, no partial character.
 
     >>> tidy("\n  man  "), tidy("esting"), tidy("  ")
     (' man', 'esting', '')

@@ -25,7 +25,7 @@ KINDS: tuple[Kind, ...] = ("pair", "check", "qualification")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One comparison."""
+    """One comparison that raters see."""
 
     number: int
     kind: Kind
@@ -35,14 +35,14 @@ class Item:
 
     @property
     def is_same(self) -> bool:
-        """Both texts are one: nobody can tell them apart, and nobody is asked to."""
+        """Whether both texts are identical; such a pair is not shown."""
         return self.a == self.b
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """Settings, models and comparisons."""
+    """A human study: settings, models and comparisons."""
 
     folder: Path
     settings: StudySettings
@@ -56,24 +56,24 @@ class Study:
 
     @property
     def mark(self) -> str:
-        """Names settings and texts, so that answers are not counted for others."""
+        """Identifies settings and texts, so that answers are not counted for others."""
         return fingerprint([asdict(self.settings), [asdict(item) for item in self.items]])
 
     def of(self, kind: Kind) -> tuple[Item, ...]:
-        """Return the comparisons of one kind; pairs that nobody can tell apart are left out."""
+        """Return the comparisons of one kind; identical pairs are left out."""
         return tuple(item for item in self.items if item.kind == kind and not item.is_same)
 
     @classmethod
     def open(cls, folder: str | Path) -> "Study":
-        """Read a study that is whole."""
+        """Load a study; raises ``UserError`` if it is incomplete or damaged."""
         folder = Path(folder)
         if not (folder / RECORD).is_file():
-            raise UserError(f"{folder} is no study: give the folder that `freenergy study create` made")
+            raise UserError(f"{folder} is not a study: give a folder that `freenergy study create` wrote")
         if not (folder / ITEMS).is_file():
-            raise UserError(f"the texts of the study in {folder} are not all there: run `freenergy study create` again")
+            raise UserError(f"the study in {folder} is incomplete: run `freenergy study create` again to resume")
         record = read_json(folder / RECORD)
         try:
-            with (folder / ITEMS).open(encoding="utf-8") as lines:  # not splitlines: a text may hold U+2028
+            with (folder / ITEMS).open(encoding="utf-8") as lines:  # not splitlines: a text may contain U+2028
                 items = tuple(Item(**json.loads(line)) for line in lines)
             if [item.number for item in items] != list(range(len(items))):
                 raise ValueError(f"lines of {ITEMS} are missing")
@@ -83,7 +83,7 @@ class Study:
             raise UserError(f"{folder} is damaged or of another version ({error}): create the study again") from None
 
     def write(self, about: dict[str, Any] | None = None) -> "Study":
-        """Write a study whose texts are at hand; gives it back."""
+        """Write a study with given texts, and return it."""
         write_record(self.folder, self.settings, self.models, about or {})
         lines = [json.dumps(asdict(item), ensure_ascii=False) for item in self.items]
         write_text(self.folder / ITEMS, "".join(line + "\n" for line in lines))

@@ -1,4 +1,4 @@
-"""Artificial raters, to see that the statistics say what they should.
+"""Simulated raters, to check the statistics.
 
     P(B is chosen) = preference for every pair and rater,      P(a known answer is found) = attention
 
@@ -8,7 +8,7 @@ votes kept, a pair is for B with probability p³ + 3p²(1 − p), p = preference
 
 import torch
 
-from freenergy.apps.study.assigning import End, Place, answer, next_page
+from freenergy.apps.study.assigning import End, ShownItem, answer, next_page
 from freenergy.apps.study.store import Rater, Store
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
@@ -26,7 +26,7 @@ def simulate(
     seed: int = 0,
     progress: Progress = _SILENT,
 ) -> int:
-    """Invite artificial raters and let them answer, in turn, all they are given; gives the number of pages."""
+    """Invite simulated raters and let them answer all their pages; returns the number of pages."""
     for name, value in (("preference", preference), ("attention", attention)):
         if not 0 <= value <= 1:
             raise UserError(f"the {name} is {value:g}: give a probability from 0 to 1")
@@ -35,7 +35,7 @@ def simulate(
         are_there_people = db.execute(query).fetchone() is not None
     if are_there_people:
         raise UserError(
-            f"people have answered the study in {store.study.folder}: simulate on a copy, without its answers"
+            f"human raters have answered the study in {store.study.folder}: simulate on a copy, without its answers"
         )
     labels = {invitation.label for invitation in store.invite(raters, simulated=True)}
     at_work = [rater for rater in store.raters() if rater.label in labels]
@@ -49,7 +49,7 @@ def simulate(
 
 
 def _rate(store: Store, rater: Rater, preference: float, attention: float, rng: Rng) -> bool:
-    """Return one page of one rater; False where there is none."""
+    """Answer one page of one rater; returns False if there is none."""
     page = next_page(store, rater)
     if isinstance(page, End):
         return False
@@ -60,6 +60,6 @@ def _rate(store: Store, rater: Rater, preference: float, attention: float, rng: 
     return True
 
 
-def _side(place: Place, is_b: bool) -> int:
-    """Return where the text stands that was chosen."""
+def _side(place: ShownItem, is_b: bool) -> int:
+    """Return the side of the chosen text."""
     return 1 if (place.first == "b") == is_b else 2

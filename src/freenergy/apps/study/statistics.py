@@ -33,9 +33,9 @@ class Preference:
 
     @classmethod
     def of(cls, k: int, n: int) -> "Preference":
-        """k of n."""
+        """Compute it for k of n."""
         if not 0 <= k <= n:
-            raise UserError(f"{k} of {n} pairs cannot be: give a count from 0 to {n}")
+            raise UserError(f"{k} of {n} pairs is impossible: give a count from 0 to {n}")
         if n == 0:
             return cls(k=0, n=0, rate=None, p_value=None, interval=None)
         found = binomtest(k, n, 0.5).proportion_ci(0.95, method="exact")
@@ -43,14 +43,14 @@ class Preference:
         return cls(k=k, n=n, rate=k / n, p_value=p_value, interval=(float(found.low), float(found.high)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return JSON-like values."""
         return asdict(self)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """How many pairs are for A, for B, and for neither."""
+    """Counts of pairs for A, for B, and for neither."""
 
     a: int
     b: int
@@ -58,7 +58,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, votes: list[tuple[int, int]]) -> "Outcomes":
-        """From the votes for A and B of each pair; pairs without any vote are no ties, but nothing."""
+        """Count from the votes for A and B of each pair; pairs without a vote are skipped, not ties."""
         asked = [(a, b) for a, b in votes if a + b]
         return cls(a=sum(a > b for a, b in asked), b=sum(b > a for a, b in asked), ties=sum(a == b for a, b in asked))
 
@@ -68,7 +68,7 @@ class Outcomes:
         return self.a + self.b + self.ties
 
     def tests(self) -> dict[str, Preference]:
-        """Return the three ways to count ties."""
+        """Return the test under each of the three ways to count ties."""
         return {
             "decided": Preference.of(self.b, self.a + self.b),
             "strict": Preference.of(self.b, self.pairs),
@@ -76,13 +76,13 @@ class Outcomes:
         }
 
 
-def counts_behind(percent: str, p_value: str, most: int) -> Iterator[tuple[int, int]]:
-    """Yield every k of n ≤ ``most`` whose rate and one-sided p-value round to what is printed.
+def counts_behind(percent: str, p_value: str, max_n: int) -> Iterator[tuple[int, int]]:
+    """Yield every k of n ≤ ``max_n`` whose rate and one-sided p-value round to what is printed.
 
     >>> list(counts_behind("58.93", "0.00084", 333))
     [(188, 319)]
     """
-    for n in range(1, most + 1):
+    for n in range(1, max_n + 1):
         middle = round(float(percent) / 100 * n)
         for k in (middle - 1, middle, middle + 1):
             if 0 <= k <= n and _rounds_to(100 * k / n, percent):
@@ -92,7 +92,7 @@ def counts_behind(percent: str, p_value: str, most: int) -> Iterator[tuple[int, 
 
 
 def _rounds_to(value: float, printed: str) -> bool:
-    """Whether a number is as near to a printed one as its digits say; halves may have gone either way."""
+    """Whether a number rounds to a printed one; halves may be rounded either way."""
     shown = Decimal(printed)
     half = Decimal(5).scaleb(int(shown.as_tuple().exponent) - 1)
     return abs(Decimal(value) - shown) <= half * (1 + Decimal("1e-9"))

@@ -4,7 +4,7 @@
 
 A commit is on disk before it is acknowledged. What must not happen is forbidden by the tables themselves: a rater has
 at most one open page, a place has at most one vote, and a rater at most one vote for an item. Of invitations and
-sessions only the SHA-256 is kept, so that whoever reads the file cannot vote.
+sessions only the SHA-256 is kept, so that a reader of the file cannot vote.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from freenergy.apps.study.items import ANSWERS, KINDS, Study
 from freenergy.core.errors import UserError
 
 _VERSION = 1
-_WAIT_SECONDS = 30.0  # for another process that writes
+_WAIT_SECONDS = 30.0  # for the lock of another process
 _SCHEMA = """
 CREATE TABLE study (mark TEXT NOT NULL);
 CREATE TABLE raters (
@@ -69,7 +69,7 @@ CREATE TABLE votes (
 @final
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A rater's label, and the token that is told once."""
+    """A rater's label, and the token, which is shown once."""
 
     label: str
     token: str
@@ -78,7 +78,7 @@ class Invitation:
 @final
 @dataclass(frozen=True, slots=True)
 class Rater:
-    """Somebody who was invited."""
+    """An invited rater."""
 
     id: int
     label: str
@@ -92,7 +92,7 @@ class Store:
     def __init__(self, study: Study, *, in_memory: bool = False, clock: Callable[[], float] = time.time) -> None:
         self.study = study
         self.clock = clock
-        self.items = {kind: study.of(kind) for kind in KINDS}  # looked at for every page
+        self.items = {kind: study.of(kind) for kind in KINDS}  # read for every page
         self._lock = threading.Lock()
         path = ":memory:" if in_memory else study.folder / ANSWERS
         try:
@@ -103,11 +103,11 @@ class Store:
             self._prepare()
         except sqlite3.Error as error:
             raise UserError(
-                f"{path} cannot be used ({error}): free the file or mend its folder, then try again"
+                f"{path} cannot be opened ({error}): close other programs that use it or fix its folder, then try again"
             ) from None
 
     def _prepare(self) -> None:
-        """Make the tables, or see that they belong to this study."""
+        """Create the tables, or check that they belong to this study."""
         with self.transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version == 0:
@@ -119,23 +119,23 @@ class Store:
             found = db.execute("SELECT mark FROM study").fetchone()["mark"] if version == _VERSION else None
         if found != self.study.mark:
             where = self.study.folder / ANSWERS
-            raise UserError(f"{where} holds answers to other texts or of another version: move it, and invite again")
+            raise UserError(f"{where} has answers to other texts or of another version: move it, and invite again")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield all or nothing; nobody else writes meanwhile. On disk when the block is left."""
+        """Run the block as one exclusive transaction; committed to disk when the block ends."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it already
+                if self._db.in_transaction:  # a full disk may have rolled it back already
                     self._db.execute("ROLLBACK")
                 raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -146,9 +146,9 @@ class Store:
         self.close()
 
     def invite(self, num: int, *, simulated: bool = False) -> list[Invitation]:
-        """New raters. Their tokens are not kept."""
+        """Create raters; only hashes of their tokens are stored."""
         if num < 1:
-            raise UserError(f"{num} raters were asked for: invite at least one")
+            raise UserError(f"cannot invite {num} raters: use 1 or more")
         found = []
         with self.transaction() as db:
             kind = "simulated" if simulated else "rater"
@@ -161,7 +161,7 @@ class Store:
         return found
 
     def enter(self, token: str) -> str | None:
-        """Return a new session for the rater with this invitation; None where nobody was invited with it."""
+        """Return a new session for the rater with this invitation; None if the token is unknown."""
         with self.transaction() as db:
             row = db.execute("SELECT id FROM raters WHERE token = ?", (_hidden(token),)).fetchone()
             if row is None:
@@ -171,14 +171,14 @@ class Store:
         return session
 
     def rater_of(self, session: str) -> Rater | None:
-        """Whose session it is."""
+        """Return the rater of a session."""
         query = "SELECT raters.* FROM sessions JOIN raters ON raters.id = rater WHERE sessions.token = ?"
         with self.transaction() as db:
             row = db.execute(query, (_hidden(session),)).fetchone()
         return None if row is None else _rater(row)
 
     def raters(self) -> list[Rater]:
-        """Everybody who was invited, in order."""
+        """Return all invited raters, in order."""
         with self.transaction() as db:
             return [_rater(row) for row in db.execute("SELECT * FROM raters ORDER BY id")]
 
@@ -188,5 +188,5 @@ def _rater(row: sqlite3.Row) -> Rater:
 
 
 def _hidden(token: str) -> str:
-    """Return what is kept of a token: tokens are 256 random bits, so a plain hash cannot be turned back."""
+    """Return the stored hash of a token: with 256 random bits, an unsalted hash cannot be inverted."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,7 +1,7 @@
-"""What came of a study: one object, from which the table, the page and ``summary.json`` are made.
+"""The summary of a study: one object, from which the table, the page and ``summary.json`` are made.
 
 Votes are dropped as in Deng et al. (2020), A.4: where a rater did not find the real text in a page's attention check,
-the page's other votes do not count. They are not asked for again.
+the page's other votes do not count. They are not collected again.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ from freenergy.core.rng import Rng
 from freenergy.report.study_tables import STUDIES
 
 SUMMARY = "summary.json"
-_EXAMPLES = 3  # for each model
+_EXAMPLES = 3  # per model
 
 
 def summarise(store: Store) -> dict[str, Any]:
-    """Count everything."""
+    """Compute the summary of a study."""
     study = store.study
     with store.transaction() as db:
         votes = ballots(db)
@@ -56,7 +56,7 @@ def summarise(store: Store) -> dict[str, Any]:
 
 
 def write_summary(study: Study, summary: dict[str, Any]) -> list[Path]:
-    """Write the summary beside the study, and a copy into each run that was compared; gives the paths."""
+    """Write the summary into the study, and a copy into each compared run; returns the paths."""
     paths = [study.folder / SUMMARY]
     for model in study.models.values():
         run = model.get("run")
@@ -69,12 +69,12 @@ def write_summary(study: Study, summary: dict[str, Any]) -> list[Path]:
 
 
 def _failed_pages(study: Study, votes: Sequence[Ballot]) -> set[int]:
-    """Pages whose attention check was answered wrongly."""
+    """Return the pages with a failed attention check."""
     return {vote.page for vote in votes if study.items[vote.item].kind == "check" and vote.choice != "b"}
 
 
 def _by_pair(study: Study, kept: Sequence[Ballot]) -> dict[int, tuple[int, int]]:
-    """Votes for A and B of each pair that raters can tell apart."""
+    """Return the votes for A and B of each pair of different texts."""
     found = Counter((vote.item, vote.choice) for vote in kept)
     return {item.number: (found[item.number, "a"], found[item.number, "b"]) for item in study.of("pair")}
 
@@ -101,20 +101,20 @@ def _raters(study: Study, raters: Sequence[Rater], votes: Sequence[Ballot]) -> d
 
 
 def _right(rater: Rater, votes: Sequence[Ballot]) -> tuple[int, int]:
-    """Right answers in the qualification, and how many there were."""
+    """Return the right answers in the qualification, and their number."""
     given = [vote.choice == "b" for vote in votes if vote.rater == rater.id and vote.kind == "qualification"]
     return sum(given), len(given)
 
 
 def _qualified(study: Study, rater: Rater, votes: Sequence[Ballot]) -> bool | None:
-    """Whether a rater passed; None where the qualification is not finished."""
+    """Whether a rater passed; None if the qualification is not finished."""
     right, given = _right(rater, votes)
     asked = len(study.of("qualification"))
     return study.settings.passes(right, asked) if given == asked else None
 
 
 def _median(votes: Sequence[Ballot]) -> float | None:
-    """Seconds of a page, the middle one: pauses weigh nothing."""
+    """Return the median seconds per page, which ignores pauses."""
     seconds = {vote.page: vote.seconds for vote in votes if vote.kind == "task"}
     return median(seconds.values()) if seconds else None
 
@@ -141,7 +141,7 @@ def _of_rater(study: Study, rater: Rater, votes: Sequence[Ballot], failed: set[i
 
 
 def _examples(study: Study, by_pair: dict[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Return the first pairs on which everybody who was asked agreed, for B and for A."""
+    """Return the first pairs with unanimous votes, for B and for A."""
     full = study.settings.votes
     found = []
     for wanted in ((0, full), (full, 0)):

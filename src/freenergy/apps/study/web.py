@@ -2,8 +2,8 @@
 
     /#INVITATION → POST /enter → cookie → GET /rate → POST /rate → 303 when the votes are on disk → GET /rate → …
 
-Nothing on a page tells which model wrote what: places are numbered, sides are shuffled, and every comparison is made by
-the same template. A page's answers count once, for its own rater, and only with the page's token.
+Nothing on a page shows which model wrote what: places are numbered, sides are shuffled, and every comparison is made
+by the same template. A page's answers count once, for its own rater, and only with the page's token.
 """
 
 import re
@@ -26,7 +26,7 @@ from freenergy.web.security import secure
 
 COOKIE: Final = "freenergy_study"
 _PAGES = Path(__file__).with_name("study_pages")
-_MOST_BYTES = 16_384  # of a request: four answers and two tokens
+_MAX_BYTES = 16_384  # per request: four answers and two tokens
 _MOST_FIELDS = 16
 _COOKIE_SECONDS = 90 * 24 * 3600
 _WRONG, _WITHIN_SECONDS = 10, 60.0  # wrong invitations from one address before it has to wait
@@ -45,14 +45,14 @@ _ENDS = {
 }
 _REFUSALS = {
     "unknown": (403, "These answers do not belong to a page of yours, and were not counted."),
-    "expired": (409, "This page was open for so long that it went to somebody else. Nothing of it was counted."),
+    "expired": (409, "This page was open for too long and went to another rater. Its answers were not counted."),
     "incomplete": (422, "One or more choices are missing, so nothing was counted yet."),
 }
 
 
 @final
 class Attempts:
-    """Wrong invitations, counted by address; what is old is forgotten."""
+    """Counts wrong invitations by address, within a time window."""
 
     def __init__(self) -> None:
         self._times: defaultdict[str, deque[float]] = defaultdict(deque)
@@ -70,13 +70,13 @@ class Attempts:
         return 0.0 if len(times) < _WRONG else times[0] + _WITHIN_SECONDS - now
 
     def add(self, address: str) -> None:
-        """One more wrong one."""
+        """Count a wrong invitation."""
         self._times[address].append(time.monotonic())
 
 
 @final
 class _Templates:
-    """Pages from templates that escape everything."""
+    """Renders pages from templates that escape everything."""
 
     def __init__(self) -> None:
         self._environment = Environment(
@@ -106,7 +106,7 @@ class _Templates:
 
 @final
 class _Site:
-    """The requests of raters."""
+    """Handles the requests of raters."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._pages, self._attempts = store, _Templates(), Attempts()
@@ -116,7 +116,7 @@ class _Site:
         }
 
     async def start(self, request: Request) -> Response:
-        """Return where the link leads."""
+        """Return the page that an invitation link opens."""
         return self._pages.enter(is_known=await self._rater(request) is not None)
 
     async def enter(self, request: Request) -> Response:
@@ -161,14 +161,14 @@ class _Site:
         return RedirectResponse("/rate", status_code=303)
 
     async def file(self, name: str) -> Response:
-        """Style and script, by name from a fixed list."""
+        """Return style or script, by name from a fixed list."""
         if name not in self._files:
             raise HTTPException(404)
         text, kind = self._files[name]
         return Response(text, media_type=kind)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Return a page for what went wrong."""
+        """Return an error page."""
         assert isinstance(error, HTTPException)
         words = "There is no such page." if error.status_code == 404 else "This request cannot be answered."
         found = self._pages.notice(error.status_code, "Sorry", words, ("/", "To the beginning"))
@@ -181,7 +181,7 @@ class _Site:
 
 
 def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
-    """Return the study as a web application; ``hosts`` are the names under which it may be called, None is any."""
+    """Return the study as a web application; ``hosts`` are the accepted Host headers, None accepts any."""
     app = FastAPI(title=f"the study {store.study.name}", docs_url=None, redoc_url=None, openapi_url=None)
     site = _Site(store)
     app.add_api_route("/", site.start, methods=["GET"])
@@ -190,12 +190,12 @@ def create_study_app(store: Store, *, hosts: Sequence[str] | None) -> FastAPI:
     app.add_api_route("/rate", site.take, methods=["POST"])
     app.add_api_route("/{name}", site.file, methods=["GET"])
     app.add_exception_handler(HTTPException, site.failed)
-    secure(app, max_bytes=_MOST_BYTES, hosts=hosts)
+    secure(app, max_bytes=_MAX_BYTES, hosts=hosts)
     return app
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; a name that comes twice is no form of ours."""
+    """Return the fields of a form; a repeated name makes the form invalid."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415)
     try:
@@ -208,7 +208,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _sides(form: dict[str, str]) -> dict[int, int]:
-    """Return the side that was chosen at each place; what is no number is no place, and is found missing."""
+    """Return the chosen side at each place; fields that are not numbers are ignored, so their place is missing."""
     found = {}
     for name, value in form.items():
         place = re.fullmatch(r"place-([0-9]{1,2})", name)
