@@ -125,7 +125,7 @@ def test_a_study_that_was_killed_goes_on_with_the_same_bits(tiny, tmp_path, monk
     monkeypatch.setattr(creating, "_items", stops)
     with pytest.raises(Killed):
         create(tiny, tiny, tmp_path / "killed", SMALL, QUICK)
-    with pytest.raises(UserError, match="not all there"):
+    with pytest.raises(UserError, match="is incomplete"):
         Study.open(tmp_path / "killed")
     assert create(tiny, tiny, tmp_path / "killed", SMALL, QUICK).items == whole.items
     assert made == [0, 1, 2, 3, 4, 5, 5, 6, 7, 8], "what was there is not made again"
