@@ -38,11 +38,13 @@ from freenergy.models.residual import Residual as Residual
 from freenergy.objectives import EARM as EARM
 from freenergy.objectives import BinaryNCE as BinaryNCE
 from freenergy.objectives import RankingNCE as RankingNCE
+from freenergy.partition import Exact as Exact
+from freenergy.partition import Importance as Importance
 from freenergy.partition import LogPartition as LogPartition
+from freenergy.partition import StoppingRule as StoppingRule
 from freenergy.partition import WeightSums as WeightSums
 from freenergy.partition import certified_gain as certified_gain
 from freenergy.partition import effective_sample_size as effective_sample_size
-from freenergy.partition import estimate_log_partition as estimate_log_partition
 from freenergy.partition import exact_log_partition as exact_log_partition
 from freenergy.partition import log_partition as log_partition
 from freenergy.partition import step_log_probs as step_log_probs

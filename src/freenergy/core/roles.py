@@ -223,6 +223,22 @@ class Kernel(Protocol[S]):
         ...
 
 
+Z_co = TypeVar("Z_co", covariant=True)
+
+
+@runtime_checkable
+class PartitionEstimator(Protocol[Z_co]):
+    """log Z of every context of a target, with diagnostics: settings that can be called.
+
+    The answer is a ``partition.LogPartition`` whose numbers have shape [B]; a space of several lengths, each with a sum
+    of its own, gives [B, lengths].
+    """
+
+    def __call__(self, target: Target[Model], rng: Rng) -> Z_co:
+        """Estimate log Z; the same ``rng`` gives the same estimate, and contexts own their random numbers."""
+        ...
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Scores:

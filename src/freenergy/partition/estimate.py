@@ -47,6 +47,15 @@ class LogPartition:
     spread: Float[Tensor, " B"]
     draws: Int[Tensor, " B"]
 
+    @classmethod
+    def exact(cls, log_z: Float[Tensor, " B"], strings: int) -> "LogPartition":
+        """Return a sum over ``strings`` strings, which has no error."""
+        none, n = torch.zeros_like(log_z), torch.full_like(log_z, strings)
+        return cls(
+            lower=log_z, upper=log_z, jackknife=log_z, standard_error=none, ess=n, largest_share=none,
+            k_hat=torch.full_like(log_z, -math.inf), spread=none, draws=n.long(),
+        )  # fmt: skip
+
     @property
     def n(self) -> int:
         """Draws of every context; the fewest where they differ."""

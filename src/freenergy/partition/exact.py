@@ -7,16 +7,21 @@ the sum is over the vocabulary and can be done for any model. P_LM reads c and h
 the continuation.
 """
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel, Model, Target
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.energies.call import energies_in_batches
 from freenergy.lm.stepping import started
 from freenergy.models.residual import residual_of
+from freenergy.partition.estimate import LogPartition
 
 _ROWS = 4096
 
@@ -24,6 +29,18 @@ _ROWS = 4096
 def exact_log_partition(target: Target[Model]) -> Float[Tensor, " B"]:
     """log Z of each context, where the space is small enough to enumerate; float64."""
     return exact_after(target, torch.zeros(len(target), 0, dtype=torch.long))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """log Z by summing over every string: an estimator that leaves nothing to chance."""
+
+    def __call__(self, target: Target[Model], rng: Rng) -> LogPartition:
+        """Sum over the space of the target; ``rng`` is not used."""
+        if not len(target):
+            raise UserError("log Z of no contexts was asked for: give at least one")
+        return LogPartition.exact(exact_log_partition(target), target.space.size)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from freenergy.testing.enumerating import EnumeratingRng, branches, law
 from freenergy.testing.language_models import check_language_model
 from freenergy.testing.noise import check_noise
 from freenergy.testing.objectives import check_objective
+from freenergy.testing.partition import check_estimator
 from freenergy.testing.samplers import check_kernel, check_sampler
 from freenergy.testing.worlds import World
 
@@ -20,6 +21,7 @@ __all__ = [
     "World",
     "branches",
     "check_energy",
+    "check_estimator",
     "check_kernel",
     "check_language_model",
     "check_noise",

@@ -8,10 +8,10 @@ import torch
 
 from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, TabularLM, Target, UserError
 from freenergy.partition import (
+    Importance,
     StoppingRule,
     ancestral,
     distinct,
-    estimate_log_partition,
     exact_log_partition,
     log_partition,
     log_weights,
@@ -209,11 +209,11 @@ def test_a_large_space_is_not_enumerated():
         exact_log_partition(Target(MODEL, CONTEXT, SequenceSpace(vocab_size=V, length=30)))
 
 
-@pytest.mark.parametrize("draw", [ancestral, stratified], ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("draw", ["ancestral", "stratified"])
 def test_adaptive_draws_stop_when_the_interval_is_narrow(draw):
     target = Target(MODEL, Sequences.from_lists([[2], [1]]), ENDED)
-    until = StoppingRule(width=0.2, budget=20_000, batch=500)
-    found = estimate_log_partition(target, Rng(2), until=until, draw=draw)
+    until = StoppingRule(width_nats=0.2, max_draws=20_000, check_every=500)
+    found = Importance(until=until, draw=draw)(target, Rng(2))
     exact = exact_log_partition(target)
     assert (found.draws < 20_000).all()
     assert (found.draws % 500 == 0).all()
@@ -221,14 +221,14 @@ def test_adaptive_draws_stop_when_the_interval_is_narrow(draw):
     assert (found.standard_error <= 0.2 / 2 / 1.96).all()
     assert found.verdict() == ""
     assert (found.lower - exact).abs().max() < 0.25
-    narrow = estimate_log_partition(target, Rng(2), until=StoppingRule(width=0.05), draw=ancestral)
+    narrow = Importance(until=StoppingRule(width_nats=0.05))(target, Rng(2))
     assert (narrow.draws > found.draws).all()
 
 
 def test_adaptive_draws_are_the_draws():
     """What comes out is the estimate from the same draws at once; the other contexts do not matter."""
     contexts = Sequences.from_lists([[2], [1]])
-    found = estimate_log_partition(Target(MODEL, contexts, ENDED), Rng(2), until=StoppingRule(width=0.2, batch=100))
+    found = Importance(until=StoppingRule(width_nats=0.2, check_every=100))(Target(MODEL, contexts, ENDED), Rng(2))
     n = int(found.draws[1])
     drawn = BASE.sample(contexts, n, ENDED, Rng(2)).x
     again = log_partition(-ENERGY(drawn))
@@ -238,11 +238,11 @@ def test_adaptive_draws_are_the_draws():
 def test_adaptive_draws_do_not_trust_a_warned_estimate():
     """Ten draws that look alike are narrow and tell nothing: the verdict keeps it going."""
     flat, wild = (Target(Residual(BASE, Table(spread=spread)), CONTEXT, FIXED) for spread in (0.01, 8.0))
-    until = StoppingRule(width=10.0, budget=700, batch=10)
-    found = estimate_log_partition(flat, Rng(2), until=until)
+    until = StoppingRule(width_nats=10.0, max_draws=700, check_every=10)
+    found = Importance(until=until)(flat, Rng(2))
     assert found.n > 20
     assert found.verdict() == ""
-    found = estimate_log_partition(wild, Rng(2), until=until)
+    found = Importance(until=until)(wild, Rng(2))
     assert found.n == 700 or found.verdict() == ""
 
 
@@ -253,7 +253,7 @@ def test_bad_energies_are_refused_wherever_they_are_read(value):
     target, x = Target(bad, CONTEXT, FIXED), Continuations.from_lists([[2]], [[[1, 1]]])
     calls = [
         lambda: exact_log_partition(target),
-        lambda: estimate_log_partition(target, Rng(0)),
+        lambda: Importance()(target, Rng(0)),
         lambda: log_weights(bad.energy, distinct(BASE, CONTEXT, 9, FIXED, Rng(0))),
         lambda: step_log_probs(bad, x, FIXED, Rng(0), draws=2),
     ]
@@ -266,8 +266,8 @@ def test_bad_energies_are_refused_wherever_they_are_read(value):
 
 
 def test_bad_settings_are_refused():
-    for bad in ({"width": 0.0}, {"budget": 1}, {"batch": 0}):
+    for bad in ({"width_nats": 0.0}, {"max_draws": 1}, {"check_every": 0}):
         with pytest.raises(UserError, match="set"):
             StoppingRule(**bad)
     with pytest.raises(UserError, match="no contexts"):
-        estimate_log_partition(Target(MODEL, Sequences.from_lists([]), FIXED), Rng(0))
+        Importance()(Target(MODEL, Sequences.from_lists([]), FIXED), Rng(0))
