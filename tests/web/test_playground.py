@@ -198,7 +198,7 @@ def test_where_the_energy_rises(client, joint):
         ("rising", {}, "as text or as tokens"),
         ("rising", {"text": "a", "tokens": [1]}, "as text or as tokens"),
         ("rising", {"text": ""}, "is empty"),
-        ("rising", {"tokens": []}, "no text to look at"),
+        ("rising", {"tokens": []}, "no text to read"),
         ("rising", {"tokens": [10**6]}, "is not below"),
         ("rising", {"tokens": [-1]}, "tokens"),
         ("rising", {"tokens": [1] * 600}, "at most 512"),

@@ -15,7 +15,7 @@ import torch
 from freenergy import Continuations, ResidualModel, Rng, Sequences, SequenceSpace
 from freenergy.core.roles import Truncation
 from freenergy.lm.remote import RemoteLM
-from freenergy.lm.token_log_probs import forced
+from freenergy.lm.token_log_probs import token_log_probs
 from freenergy.models.residual import no_energy
 from freenergy.samplers import Resampling
 from freenergy.samplers.kernels.independence import Independence
@@ -153,7 +153,7 @@ def test_log_probs_are_the_base_s(ask, joint, echo, how, is_streamed):
         text, tokens, lists = choice.text, choice.model_extra["token_ids"], choice.logprobs.model_dump()
     prompt = joint.tokenizer.encode("a bad")
     assert text == ("a bad" if echo else "") + joint.tokenizer.decode(tokens)
-    numbers = forced(joint.base, Continuations.from_lists([prompt], [[tokens]]), 2)
+    numbers = token_log_probs(joint.base, Continuations.from_lists([prompt], [[tokens]]), 2)
     start = len(prompt) if echo else 0
     assert len(lists["tokens"]) == start + len(tokens)
     assert lists["token_logprobs"][start:] == pytest.approx(numbers.log_prob[0, 0].tolist())
@@ -162,7 +162,7 @@ def test_log_probs_are_the_base_s(ask, joint, echo, how, is_streamed):
         assert place is None or token in place
         assert not token.isascii() or token.startswith(("token_id:", "bytes:")) or text[offset : offset + 1] == token
     if echo:
-        own = forced(joint.base, Continuations.from_lists([prompt[:1]], [[prompt[1:]]]))
+        own = token_log_probs(joint.base, Continuations.from_lists([prompt[:1]], [[prompt[1:]]]))
         assert lists["token_logprobs"][0] is None
         assert lists["token_logprobs"][1:start] == pytest.approx(own.log_prob[0, 0].tolist())
 

@@ -1,1 +1,1 @@
-"""E(c, x): one number a continuation, low where text is likely."""
+"""E(c, x): one number per continuation, low where text is likely."""

@@ -21,7 +21,7 @@ from freenergy.energies.trunk import States, Trunk
 
 _BUDGET = 1_000_000  # numbers of one layer's states; from a quarter to twice as many no difference was measured
 _FEWEST = 512  # tokens: below that a batch takes rows of other lengths too
-_PADDING = 8  # one token in so many may be padding
+_PADDING = 8  # one token in 8 may be padding
 _PORTION = 256  # strings that cross from one tokenizer to another at once
 Marks = tuple[Bool[Tensor, "B P"], Bool[Tensor, "B N L"]]  # which tokens of prefixes and continuations count
 Read = Callable[[States, Continuations], Tensor]
@@ -31,22 +31,22 @@ Found = TypeVar("Found")
 
 
 def wants_gradients(module: nn.Module) -> bool:
-    """Whether what the module computes of tokens may be differentiated; real-valued inputs (``Soft``) always may."""
+    """Tell whether what the module computes of tokens may be differentiated; of ``Soft`` inputs it always may."""
     return torch.is_grad_enabled() and any(weight.requires_grad for weight in module.parameters())
 
 
 def batches(lengths: Int[Tensor, " R"], width: int) -> list[Int[Tensor, " some"]]:
-    """Row numbers, batch by batch, the longest rows first.
+    """Return row numbers, batch by batch, the longest rows first.
 
     >>> [batch.tolist() for batch in batches(torch.tensor([300, 600, 300, 600, 599]), 512)]
     [[1, 3, 4], [0, 2]]
     """
-    most, order = max(_BUDGET // width, 1), lengths.argsort(descending=True, stable=True)
+    max_tokens, order = max(_BUDGET // width, 1), lengths.argsort(descending=True, stable=True)
     found, first, tokens, sorted_lengths = [], 0, 0, lengths[order].tolist()
     for i, length in enumerate(sorted_lengths):
         padded = sorted_lengths[first] * (i + 1 - first)
         is_padded = tokens >= _FEWEST and (padded - tokens - length) * _PADDING > padded
-        if i > first and (padded > most or is_padded):
+        if i > first and (padded > max_tokens or is_padded):
             found.append(order[first:i])
             first, tokens = i, 0
         tokens += length
@@ -55,7 +55,7 @@ def batches(lengths: Int[Tensor, " R"], width: int) -> list[Int[Tensor, " some"]
 
 @torch.no_grad()
 def in_batches(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None = None) -> Float[Tensor, "B N"]:
-    """What ``read`` makes of the states of each string, without gradients; ``marks`` stand for the masks of x."""
+    """Apply ``read`` to the states of each string, without gradients; ``marks`` replace the masks of x."""
     trunk.check(x)
     found = list((_after_prefixes if trunk.shares_prefix else _one_by_one)(x, trunk, read, marks))
     E = found[0][2].new_zeros(x.shape) if found else torch.zeros(x.shape, dtype=trunk.dtype, device=trunk.device)
@@ -65,7 +65,7 @@ def in_batches(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None =
 
 
 def _one_by_one(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None) -> Iterator[Placed]:
-    """Whole strings of any context side by side."""
+    """Read whole strings of any context side by side."""
     assert marks is None, "marked strings share their prefix"
     N, lengths = x.shape[1], (x.contexts.lengths.unsqueeze(1) + x.lengths).flatten()
     for some in batches(lengths.cpu(), trunk.width):
@@ -75,7 +75,7 @@ def _one_by_one(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None)
 
 
 def _after_prefixes(x: Continuations, trunk: Trunk, read: Read, marks: Marks | None) -> Iterator[Placed]:
-    """Several contexts at once where that makes no more than a batch; otherwise one, and its continuations in turn."""
+    """Read several contexts per batch where they fit; otherwise one, and its continuations batch by batch."""
     N, L, P = *x.tokens.shape[1:], x.contexts.tokens.shape[1]
     batch_size = max(1, _BUDGET // trunk.width // max(N * L, P, 1))
     for b in x.contexts.lengths.cpu().argsort(descending=True, stable=True).split(batch_size) if N else ():
@@ -95,7 +95,7 @@ def _after_prefixes(x: Continuations, trunk: Trunk, read: Read, marks: Marks | N
 def rows_in_batches(
     rows: Sequences, in_prefix: Bool[Tensor, "R T"], in_x: Bool[Tensor, "R T"], trunk: Trunk, readout: nn.Module
 ) -> Float[Tensor, " R"]:
-    """E of whole strings whose tokens are marked."""
+    """Compute E of whole strings whose tokens are marked."""
     E = torch.zeros(len(rows), dtype=trunk.dtype, device=trunk.device)
     for some in batches(rows.lengths.cpu(), trunk.width):
         part = rows[some].trimmed()
@@ -107,7 +107,7 @@ def rows_in_batches(
 
 
 def portions(B: int, N: int) -> list[tuple[slice, slice]]:
-    """Contexts and columns, some hundred strings at a time.
+    """Return contexts and columns, some hundred strings at a time.
 
     >>> portions(1, 300)
     [(slice(0, 1, None), slice(0, 256, None)), (slice(0, 1, None), slice(256, 512, None))]
@@ -118,7 +118,7 @@ def portions(B: int, N: int) -> list[tuple[slice, slice]]:
 
 
 def ahead(function: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
-    """``function`` of each item in turn, the next one at work in a thread while the present one is used."""
+    """Yield ``function`` of each item; a thread computes the next one while the current one is used."""
     if len(items) < 2:
         yield from map(function, items)
         return

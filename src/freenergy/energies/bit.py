@@ -97,12 +97,12 @@ class BitEnergy(Int8Settings):
 
     @property
     def trains_masked_trunk(self) -> bool:
-        """Whether its network first learns to fill masks."""
+        """Return whether its network first learns to fill masks."""
         return self.start == "scratch"
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether a prefix is read once for all its continuations."""
+        """Return whether a prefix is read once for all its continuations."""
         return self.prefix_once
 
     def fingerprints(self, stage: Path, progress: Progress) -> list[str]:
@@ -130,7 +130,7 @@ class BitEnergy(Int8Settings):
 
 @final
 class Bit(Int8Energy):
-    """Takes ``network`` as its trunk; ``crossed`` counts strings that went through text, ``lost`` what they lost."""
+    """An energy with ``network`` as its trunk; ``crossed`` counts retokenized strings, ``lost`` what they lost."""
 
     def __init__(
         self, settings: BitEnergy, network: "PreTrainedModel", *, eos: int, crossing: Crossing | None = None
@@ -165,7 +165,7 @@ class Bit(Int8Energy):
         return cls(settings, load_encoder(Path(folder)), eos=tokenizer.eos, crossing=crossing)
 
     def forward(self, x: Continuations | Soft) -> Float[Tensor, "B N"]:
-        """E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
+        """Compute E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
         if isinstance(x, Soft) and self.crossing is not None:
             raise UserError("an encoder with its own tokenizer reads text, not soft tokens: take another start")
         x = readable(x, self.eos, self.trunk.device)
@@ -176,12 +176,12 @@ class Bit(Int8Energy):
         return energy
 
     def lossy(self, x: Continuations) -> Bool[Tensor, "B N"]:
-        """Which strings the energy cannot read exactly."""
+        """Return which strings the energy cannot read exactly."""
         lost = [bool(reasons) for reasons in self._losses(x)]
         return torch.tensor(lost, dtype=torch.bool).view(x.shape)
 
     def losses(self, x: Continuations) -> dict[str, int]:
-        """How many strings lose something on their way, by reason."""
+        """Return how many strings lose something on their way, by reason."""
         return dict(Counter(reason for reasons in self._losses(x) for reason in reasons))
 
     def diagnose(self, validation: Callable[[], Continuations], progress: Progress) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class Bit(Int8Energy):
         return self.crossing.together(readable(x, self.eos, torch.device("cpu"))).losses
 
     def _through_text(self, x: Continuations) -> States:
-        """All strings at once, for training."""
+        """Read all strings at once, for training."""
         (B, N), device = x.shape, self.trunk.device
         crossed = self._cross(x)
         self._take(crossed)
@@ -214,7 +214,7 @@ class Bit(Int8Energy):
         return States(whole, crossed.in_prefix.to(device), whole, crossed.in_x.to(device))
 
     def _without_gradients(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """In batches; the text of the next strings crosses while the network reads the present ones."""
+        """Read in batches; a thread retokenizes the next strings while the network reads the current ones."""
         if self.crossing is None:
             return in_batches(x, self.trunk, self._energy)
         E = torch.zeros(x.shape, dtype=self.trunk.dtype, device=self.trunk.device)
@@ -251,7 +251,7 @@ class Bit(Int8Energy):
             raise no_room(needed, limit)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the energy, whole or not at all; with an encoder's tokenizer where there is one."""
+        """Write the energy, completely or not at all; with an encoder's tokenizer where there is one."""
         special = None if self.crossing is None else self.crossing.special
         with saved(folder, self, self.settings, self.trunk.network, special=special, ranges=self.ranges) as aside:
             if self.crossing is not None:
@@ -259,7 +259,7 @@ class Bit(Int8Energy):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Bit":
-        """The energy as it was saved."""
+        """Return the energy as it was saved."""
         record, crossing = read_record(folder), None
         if record["special"] is not None:
             crossing = Crossing.from_saved(tokenizer, Path(folder) / "tokenizer", record["special"])
@@ -271,7 +271,7 @@ class Bit(Int8Energy):
 
 
 def load_encoder(folder: Path) -> "PreTrainedModel":
-    """An encoder in float32: safetensors only, never its own code."""
+    """Load an encoder in float32: safetensors only, never its own code."""
     from transformers import AutoModel
 
     try:

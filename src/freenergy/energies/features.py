@@ -41,7 +41,7 @@ class FeatureEnergy(EnergyModule):
     def __init__(self, settings: EnergySettings, names: list[str]) -> None:
         super().__init__()
         self.settings = settings
-        self.names = names  # one a feature, for people
+        self.names = names  # one per feature, for people
         self.weight = nn.Parameter(torch.zeros(len(names), dtype=torch.float64))
         self.bias = nn.Parameter(torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(len(names), dtype=torch.float64))
@@ -49,24 +49,24 @@ class FeatureEnergy(EnergyModule):
 
     @abstractmethod
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
-        """φ(x), float64. ``leave_self_out``: x stands in the training text itself, and must not find itself there."""
+        """Compute φ(x), float64; with ``leave_self_out`` x is training text, and its own occurrence does not count."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two energies with the same φ (on the same base)."""
+        """Return a name that two energies with the same φ (on the same base) share."""
         return fingerprint(asdict(self.settings))
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(x)."""
+        """Compute E(x)."""
         return self.energy_of(self.features(x))
 
     def energy_of(self, features: Float[Tensor, "B N F"]) -> Float[Tensor, "B N"]:
-        """E of continuations whose features are at hand."""
+        """Compute E of continuations whose features are at hand."""
         z = self.standardised(features.to(self.weight.device)).to(self.weight.dtype)
         return -(z @ self.weight) - self.bias
 
     def standardised(self, features: Float[Tensor, "*rows F"]) -> Float[Tensor, "*rows F"]:
-        """z, in the precision of the features."""
+        """Compute z, in the precision of the features."""
         mean, scale = (buffer.to(features) for buffer in (self.mean, self.scale))
         return (features - mean).div_(scale).clamp_(-_CLIP, _CLIP)  # one copy: features fill the memory
 
@@ -75,7 +75,7 @@ class FeatureEnergy(EnergyModule):
         self.fit_scale_of(features)
 
     def fit_scale_of(self, pieces: Iterable[Tensor]) -> None:
-        """The same of features that may be more than memory holds: ``pieces`` are gone through twice."""
+        """Return the same of features that may be more than memory holds: ``pieces`` are iterated twice."""
         num, total = 0, torch.zeros_like(self.mean)
         for part in pieces:
             num += part.shape[0] * part.shape[1]
@@ -89,7 +89,7 @@ class FeatureEnergy(EnergyModule):
         self.scale.copy_(torch.where(is_constant, 1.0, scale))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the energy, whole or not at all."""
+        """Write the energy, completely or not at all."""
         with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
             aside.mkdir()
             save_file({name: value.contiguous() for name, value in self.state_dict().items()}, aside / ARRAYS)
@@ -98,7 +98,7 @@ class FeatureEnergy(EnergyModule):
             write_json(aside / CONFIG, {"kind": settings["kind"], "settings": settings, "names": self.names})
 
     def _save_more(self, folder: Path) -> None:
-        """Write what φ needs beside the settings."""
+        """Write what φ needs besides the settings."""
 
     def _restore(self, folder: Path) -> None:
         """Read w, b, μ and σ."""
@@ -117,7 +117,7 @@ class FeatureEnergy(EnergyModule):
 
 
 def read_settings(folder: Path, kind: str) -> dict[str, Any]:
-    """The settings that ``energy.json`` holds, lists as tuples, once it is clear that they are of this kind."""
+    """Return the settings that ``energy.json`` holds, lists as tuples, once their kind is checked."""
     config = read_json(folder / CONFIG)
     if config.get("kind") != kind or not isinstance(config.get("settings"), dict):
         raise UserError(

@@ -5,10 +5,10 @@
 
 s_o is one scale for each output. s_x and z belong to the layer: 0 … 127 cover the range that its inputs had on texts
 that were shown once (seven bits, as processors without VNNI add pairs of larger products wrongly). They are fixed then,
-so the energy is a function of the string alone: scales that are found anew in every batch would make it depend on
-whatever else was read with it. This energy is *the* energy, for data and draws alike.
+so the energy is a function of the string alone: scales that are computed for every batch would make it depend on
+whatever else is in the batch. This energy is *the* energy, for data and draws alike.
 
-The float32 weights stay, and are what is saved, with the ranges beside them.
+The float32 weights stay, and are what is saved, together with the ranges.
 """
 
 import warnings
@@ -44,7 +44,7 @@ class Int8Settings(EnergySettings):
 
     @property
     def reads_int8(self) -> bool:
-        """Whether its network is quantised once it is trained."""
+        """Return whether its network is quantised once it is trained."""
         return self.int8
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Int8Linear(nn.Module):
         return self.weight.t() if self._turned else self.weight
 
     def forward(self, x: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        """W·x + b."""
+        """Compute W·x + b."""
         if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
             raise UserError("an energy in int8 has no gradients: train it in float32 (int8 = false), then quantise it")
         if x.device.type != "cpu" or x.dtype != torch.float32:
@@ -92,7 +92,7 @@ class Int8Linear(nn.Module):
 
 
 def quantised(energy: nn.Module, x: Continuations) -> Int8Energy:
-    """The same energy, in place and for good, with its trunk in int8; ``x`` are texts such as it will read.
+    """Quantise the trunk of the energy in place, for good; ``x`` are texts such as it will read.
 
     Some dozens of strings are enough. ``save_pretrained`` and ``load_energy`` give the same bits again.
     """
@@ -119,7 +119,7 @@ def put_in_int8(energy: Int8Energy, ranges: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def measured(energy: Int8Energy, x: Continuations) -> Ranges:
-    """The smallest and the largest input of each linear layer of the trunk while the energy reads ``x``."""
+    """Return the smallest and the largest input of each linear layer of the trunk while the energy reads ``x``."""
     from transformers.pytorch_utils import Conv1D
 
     ranges: Ranges = {}
@@ -147,7 +147,7 @@ def measured(energy: Int8Energy, x: Continuations) -> Ranges:
 
 @torch.no_grad()
 def int8_error(energy: Int8Energy, x: Continuations) -> tuple[float, float]:
-    """How far the energies of ``x`` are from those in float32: the largest difference and the root mean square."""
+    """Measure the difference between int8 and float32 energies of ``x``: its maximum and root mean square."""
     found = energy(x).double()
     with _exact(energy):
         away = found - energy(x).double()

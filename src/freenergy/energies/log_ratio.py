@@ -65,7 +65,7 @@ class LogRatioEnergy(EnergySettings):
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether a prefix is read once: yes, Q reads left to right."""
+        """Return whether a prefix is read once: yes, Q reads left to right."""
         return True
 
     def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
@@ -90,11 +90,11 @@ class LogRatio(EnergyModule):
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=q.dtype)
         self.alpha = nn.Parameter(torch.tensor([settings.alpha], dtype=q.dtype))  # a scalar could not be sharded
         self.to(q.device)
-        # in a tuple, so that the base is no part of this module: it is neither trained nor saved
+        # in a tuple, so that the base is not a part of this module: it is neither trained nor saved
         self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
 
     def forward(self, x: Continuations, log_base: Float[Tensor, "B N"] | None = None) -> Float[Tensor, "B N"]:
-        """E(c, x); ``log_base`` is log P_LM(x | c) where it is known, so that the base need not read x again."""
+        """Compute E(c, x); ``log_base`` is log P_LM(x | c) where known, so that the base need not read x again."""
         x = readable(x, self.eos, self.trunk.device)
         if not wants_gradients(self):
             ours = in_batches(x, self.trunk, lambda states, part: self._against(0.0, states, part))
@@ -106,7 +106,7 @@ class LogRatio(EnergyModule):
         return self._against(log_base.to(x.tokens.device), self.trunk(x), x)
 
     def log_base(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """log P_LM(x | c), read by the code that reads Q."""
+        """Compute log P_LM(x | c), read by the code that reads Q."""
         trunk, head = self._base
         return in_batches(readable(x, self.eos, trunk.device), trunk, lambda states, part: log_prob(states, head, part))
 
@@ -115,13 +115,13 @@ class LogRatio(EnergyModule):
         return energy
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the energy, whole or not at all; the base is not in it."""
+        """Write the energy, completely or not at all; the base is not in it."""
         with saved(folder, self, self.settings, self.trunk.network):
             pass
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "LogRatio":
-        """The energy as it was saved, held against the given base."""
+        """Return the energy as it was saved, compared with the given base."""
         settings = LogRatioEnergy(**read_record(folder)["settings"])
         energy = cls(settings, base, network=rebuilt(folder, with_head=True))
         fill(folder, energy)
@@ -129,7 +129,7 @@ class LogRatio(EnergyModule):
 
 
 def log_prob(states: States, head: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
-    """Σ_t log softmax(head(h_{t−1}))[x_t], where h_0 is the state of the prefix's last token."""
+    """Compute Σ_t log softmax(head(h_{t−1}))[x_t], where h_0 is the state of the prefix's last token."""
     logits = head(predicting(states, x))
     logits = logits if logits.dtype == torch.float64 else logits.float()
     picked = logits.gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
@@ -137,7 +137,7 @@ def log_prob(states: States, head: nn.Module, x: Continuations) -> Float[Tensor,
 
 
 def predicting(states: States, x: Continuations) -> Float[Tensor, "B N L H"]:
-    """h_{t−1} of each token x_t: the state that predicts it."""
+    """Compute h_{t−1} of each token x_t: the state that predicts it."""
     B, N, L = x.tokens.shape
     M, H = states.prefix.shape[1], states.prefix.shape[3]
     last = (states.prefix_mask.sum(-1) - 1).view(B, M, 1, 1).expand(B, M, 1, H)

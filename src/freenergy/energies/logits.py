@@ -42,7 +42,7 @@ class LogitsEnergy(EnergySettings):
 
     @staticmethod
     def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Logits":
-        """Load it for the base whose logits they are."""
+        """Load it for the base whose logits it reads."""
         return Logits.from_pretrained(folder, base=base, tokenizer=tokenizer)
 
 
@@ -55,11 +55,11 @@ class Logits(EnergyModule):
         self.settings, self.eos = settings, base.eos
         model = network_of(base, settings.kind)
         check_head(model, settings.kind)
-        # in a tuple, so that the base is no part of this module: it is neither trained nor saved
+        # in a tuple, so that the base is not a part of this module: it is neither trained nor saved
         self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(c, x)."""
+        """Compute E(c, x)."""
         trunk, head = self._base
         return in_batches(readable(x, self.eos, trunk.device), trunk, lambda states, part: _energy(states, head, part))
 
@@ -71,7 +71,7 @@ class Logits(EnergyModule):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Logits":
-        """For the base whose logits they are."""
+        """Load it for the base whose logits it reads."""
         return cls(LogitsEnergy(**read_settings(Path(folder), "logits")), base)
 
 

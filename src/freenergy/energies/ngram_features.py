@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
 _BUCKETS = ("0", "1", "2", "3–4", "5–8", "9–16", "17–64", "65–256", "over 256")
-_REPEATS = 4  # n-grams of up to so many tokens are looked for in the prefix and in x itself
+_REPEATS = 4  # n-grams of up to 4 tokens are looked up in the prefix and in x itself
 _PLACES = 1 << 21  # of strings that are looked up at once
 _NONE = -1
 
@@ -97,12 +97,12 @@ class NgramFeatures(FeatureEnergy):
 
     @property
     def fingerprint(self) -> str:
-        """Of the settings and of all counts."""
+        """Fingerprint the settings and all counts."""
         return fingerprint([super().fingerprint, self.tables.fingerprint])
 
     @torch.no_grad()
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
-        """φ(x); with ``leave_self_out`` the counts are those of a text without the continuation of this very window.
+        """Compute φ(x); with ``leave_self_out`` from the counts of a text without the continuation of this window.
 
         What is left out are the n-grams that end in the continuation, as far back as the context is given.
         """
@@ -147,7 +147,7 @@ class NgramFeatures(FeatureEnergy):
         return np.concatenate([np.stack(columns, axis=1), self._places_of_tokens(tokens)], axis=1)
 
     def _places_of_tokens(self, tokens: Int64[np.ndarray, "R L"]) -> Float64[np.ndarray, "R lexicon"]:
-        """How often each token of the lexicon stands in each continuation; −1 is no token."""
+        """Return how often each token of the lexicon occurs in each continuation; −1 is not a token."""
         R, num = len(tokens), len(self.lexicon)
         column = np.full(self.tables.vocab_size + 1, num)  # the last entry is that of −1
         column[self.lexicon] = np.arange(num)
@@ -155,7 +155,7 @@ class NgramFeatures(FeatureEnergy):
         return np.bincount(cell.ravel(), minlength=R * (num + 1)).reshape(R, num + 1)[:, :num].astype(np.float64)
 
     def _strings(self, x: Continuations) -> Int64[np.ndarray, "R W"]:
-        """The continuations behind as much of their contexts as an n-gram can reach; −1 where nothing is known."""
+        """Prepend as much of each context as an n-gram can reach; −1 where nothing is known."""
         (B, N), V = x.shape, self.tables.vocab_size
         behind = max(self.tables.order - 1, *(s + 1 for s in self.tables.pairs), 1)
         contexts = started(x.contexts, self.tables.eos)
@@ -176,7 +176,7 @@ class NgramFeatures(FeatureEnergy):
 
 
 def count_names(settings: NgramEnergy) -> list[str]:
-    """What the features are called, but for those of the lexicon."""
+    """Name the features, except those of the lexicon."""
     names: list[str] = []
     for kind in [f"{k}-gram" for k in range(1, settings.order + 1)] + [f"skip-{s}" for s in sorted(settings.skips)]:
         names += [f"{kind}: places seen {bucket} times" for bucket in _BUCKETS] + [f"{kind}: Σ log(1 + count)"]
@@ -191,7 +191,7 @@ def count_names(settings: NgramEnergy) -> list[str]:
 def _count_columns(
     seen: Seen, mask: Bool[np.ndarray, "R L"], *, has_history: bool
 ) -> Iterator[Float64[np.ndarray, " R"]]:
-    """One kind of n-gram: buckets of counts, Σ log(1 + c), and the share of the history where there is one."""
+    """Yield, for one kind of n-gram, buckets of counts, Σ log(1 + c), and the share of the history if any."""
     counts = mask & seen.is_known
     R, num = len(mask), len(_BUCKETS)
     bucket = np.searchsorted(_BOUNDS, seen.c, side="right") + num * np.arange(R)[:, None]
@@ -203,7 +203,7 @@ def _count_columns(
 
 
 def _repeat_columns(x: Continuations, mask: Bool[np.ndarray, "R L"]) -> Iterator[Float64[np.ndarray, " R"]]:
-    """For n = 1 … 4, places whose n-gram ends somewhere in the prefix, and earlier in x; then the distinct tokens."""
+    """Count, for n = 1 … 4, n-grams of x that occur in the prefix or earlier in x; then the distinct tokens."""
     whole = x.joined()
     tokens, W = whole.tokens.numpy(), whole.tokens.shape[1]
     start = x.contexts.lengths.repeat_interleave(x.shape[1]).numpy()[:, None]
@@ -225,7 +225,7 @@ def _repeat_columns(x: Continuations, mask: Bool[np.ndarray, "R L"]) -> Iterator
 
 
 def _mixed(before: np.ndarray, tokens: Int64[np.ndarray, "R W"]) -> np.ndarray:
-    """A 64-bit name of an n-gram from that of its first n − 1 tokens.
+    """Return a 64-bit name of an n-gram from that of its first n − 1 tokens.
 
     Names are compared inside one string only: among some hundred tokens two n-grams share one in 10^−15 of strings.
     """
@@ -237,7 +237,7 @@ def _mixed(before: np.ndarray, tokens: Int64[np.ndarray, "R W"]) -> np.ndarray:
 
 
 def _earlier(ids: np.ndarray) -> tuple[Int64[np.ndarray, "R W"], Int64[np.ndarray, "R W"]]:
-    """For each place of each string, the first place with the same id (itself if none) and the previous one (or −1)."""
+    """Find, for each place, the first place with the same id (itself if none) and the previous one (or −1)."""
     order = np.argsort(ids, axis=1, kind="stable")
     ranked = np.take_along_axis(ids, order, axis=1)
     is_same = np.concatenate([np.zeros((len(ids), 1), dtype=bool), ranked[:, 1:] == ranked[:, :-1]], axis=1)

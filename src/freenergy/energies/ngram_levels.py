@@ -44,7 +44,7 @@ class Level:
 
     @classmethod
     def of(cls, keys: np.ndarray, raw: np.ndarray, adjusted: np.ndarray, num_contexts: int, V: int) -> "Level":
-        """From the k-grams' keys, counts and adjusted counts, and the number of (k−1)-grams."""
+        """Build it from the k-grams' keys, counts and adjusted counts, and the number of (k−1)-grams."""
         D, context = discounts(adjusted), keys // V
 
         def over_children(values: np.ndarray) -> np.ndarray:
@@ -56,7 +56,7 @@ class Level:
         return cls(keys, raw, adjusted, raw_total, total, taken, D)
 
     def look_up(self, context: Int64[np.ndarray, "R L"], node: Int64[np.ndarray, "R L"]) -> Counted:
-        """All that is known of a k-gram and of its context."""
+        """Look up a k-gram and its context."""
         total = (self.raw_total[context], self.total[context], self.taken[context])
         return Counted(self.raw[node], total[0], self.adjusted[node], total[1], total[2])
 
@@ -76,7 +76,7 @@ class Groups:
         self.group.ravel()[places] = inverse
 
     def spread(self, values: Integer[np.ndarray, " groups"] | Float64[np.ndarray, " groups"]) -> np.ndarray:
-        """The value of its group at each place; 0 at places without one."""
+        """Return the value of its group at each place; 0 at places without one."""
         spread: np.ndarray = np.append(values, 0)[self.group]
         return spread
 
@@ -88,7 +88,7 @@ def without(
     counted: list[Counted],
     begins: list[Bool[np.ndarray, "R L"]],
 ) -> list[Counted]:
-    """The counts of a text that lacks the own places of each string."""
+    """Return the counts of a text that lacks the own places of each string."""
     less: list[Counted] = []
     vanished = np.zeros(0, dtype=np.int64)  # a place of each (k+1)-gram that is gone
     for k in reversed(range(len(levels))):

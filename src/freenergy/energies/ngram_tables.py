@@ -58,7 +58,7 @@ class NgramTables:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two tables with the same counts."""
+        """Return a name that two tables with the same counts share."""
         arrays = [array for level in self.counts.levels for array in (level.keys, level.counts)]
         arrays += [*self.raw, *(array for pair in self.pairs.values() for array in pair)]
         digest = hashlib.sha256(repr((self.vocab_size, self.eos, self.order, list(self.pairs))).encode())
@@ -96,14 +96,14 @@ class NgramTables:
         return cls(counts, raw, pairs)
 
     def frequent(self, num: int) -> Int64[np.ndarray, " _"]:
-        """The ``num`` most frequent tokens, all where there are fewer; of two alike the smaller id comes first."""
+        """Return the ``num`` most frequent tokens (all if there are fewer); of a tie the smaller id comes first."""
         order = np.argsort(-self.raw[0].astype(np.int64), kind="stable")[:num]
         return self.counts.levels[0].keys[order].astype(np.int64)
 
     def seen(
         self, strings: Int64[np.ndarray, "R W"], length: int, own: Bool[np.ndarray, "R L"] | None = None
     ) -> Iterator[Seen]:
-        """For k = 1 … n and then each skip: what is known of the last ``length`` places of each string.
+        """Look up, for k = 1 … n and then each skip, the last ``length`` places of each string.
 
         −1 in a string is a token that is not known. ``own`` marks places of the training text itself, to be left out.
         """
@@ -130,7 +130,7 @@ class NgramTables:
         return _walk([level.keys for level in self.counts.levels], strings, self.vocab_size)
 
     def save(self, path: Path) -> None:
-        """Write the counts, whole or not at all."""
+        """Write the counts, completely or not at all."""
         arrays: dict[str, Any] = self.counts.arrays() | {f"raw.{k}": raw for k, raw in enumerate(self.raw, 1)}
         for s, (keys, counts) in self.pairs.items():
             arrays |= {f"pairs.{s}.keys": keys, f"pairs.{s}.counts": counts}
@@ -156,14 +156,14 @@ class NgramTables:
 
 
 def _added(counted: tuple[np.ndarray, np.ndarray], keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Different keys and how often they came, with more of them."""
+    """Add keys to distinct keys and their counts."""
     some, counts = np.unique(keys, return_counts=True)
     both, inverse = np.unique(np.concatenate([counted[0], some]), return_inverse=True)
     return both, np.bincount(inverse, weights=np.concatenate([counted[1], counts])).astype(np.int64)
 
 
 def history_depth(strings: Int64[np.ndarray, "R W"], eos: int) -> Int64[np.ndarray, "R W"]:
-    """How many tokens before each place are its history: back to EOS, the document's start, or to what is known."""
+    """Return the length of each place's history: back to EOS, the document's start, or what is known."""
     place = np.arange(strings.shape[1])
     first = np.where(strings == _NONE, place + 1, np.where(strings == eos, place, 0))  # of a history, seen from behind
     first = np.maximum.accumulate(first, axis=1)[:, :-1]
@@ -174,7 +174,7 @@ def history_depth(strings: Int64[np.ndarray, "R W"], eos: int) -> Int64[np.ndarr
 def _walk(
     keys: list[Int64[np.ndarray, " _"]], strings: Int64[np.ndarray, "R W"], V: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Order by order, the node of the k − 1 tokens before each place and of the k tokens that end there."""
+    """Yield, order by order, the node of the k − 1 tokens before each place and of the k tokens that end there."""
     context = np.zeros(strings.shape, dtype=np.int64)
     for level in keys:
         is_missing = (context == _NONE) | (strings == _NONE)
@@ -185,7 +185,7 @@ def _walk(
 
 
 def _find(keys: Int64[np.ndarray, " nodes"], asked: Int64[np.ndarray, "R W"]) -> Int64[np.ndarray, "R W"]:
-    """The number of each key, or −1."""
+    """Return the number of each key, or −1."""
     if len(keys) == 0:
         return np.full(asked.shape, _NONE)
     few, inverse = np.unique(asked, return_inverse=True)  # in order, the search stays in the processor's cache
@@ -197,7 +197,7 @@ def _find(keys: Int64[np.ndarray, " nodes"], asked: Int64[np.ndarray, "R W"]) ->
 def _pair_keys(
     strings: Int64[np.ndarray, "R W"], depth: Int64[np.ndarray, "R W"], skip: int, V: int
 ) -> Int64[np.ndarray, "R W"]:
-    """The pair of the token at each place and the one ``skip`` tokens before its neighbour; −1 where it has none."""
+    """Key the pair of each token and the one ``skip`` tokens before its neighbour; −1 where there is none."""
     back = skip + 1
     before = np.concatenate([np.full((len(strings), back), _NONE), strings], axis=1)[:, : strings.shape[1]]
     return np.where((depth >= back) & (strings != _NONE), before * V + strings, _NONE)
@@ -206,7 +206,7 @@ def _pair_keys(
 def _begins_document(
     strings: Int64[np.ndarray, "R W"], depth: Int64[np.ndarray, "R W"], k: int, eos: int
 ) -> Bool[np.ndarray, "R W"]:
-    """Does the k-gram that ends at each place begin with the start of a document?"""
+    """Tell whether the k-gram that ends at each place starts at the start of a document."""
     W = strings.shape[1]
     first = np.concatenate([np.full((len(strings), k - 1), _NONE), strings], axis=1)[:, :W]
     begins: Bool[np.ndarray, "R W"] = (depth == k - 1) & (first == eos) & (k > 1)

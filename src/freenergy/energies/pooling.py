@@ -26,7 +26,7 @@ class Readout(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
 
     def forward(self, states: States) -> Float[Tensor, "B N"]:
-        """One number a continuation."""
+        """Compute one number per continuation."""
         total, count = _sum(states.x, states.mask), states.mask.sum(-1)
         if self.over == "all":
             total = total + _sum(states.prefix, states.prefix_mask)

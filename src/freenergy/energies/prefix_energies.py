@@ -2,10 +2,10 @@
 
     rise_t = E(c, x_≤t) − E(c, x_<t),      t = 2 … L;      Σ_t rise_t = E(c, x) − E(c, x_≤1)
 
-The beginnings of x are read as one batch. There is no rise at the first token: an energy need not have a number for no
-text at all. An energy was trained on whole continuations and reads a beginning as if the text stopped there, so this is
-a picture of where it takes offence, not a measurement. What the residual model itself says of each token is another
-question, and dearer: ``partition.steps``.
+The beginnings of x are read as one batch. There is no rise at the first token: an energy need not be defined for
+an empty text. An energy was trained on whole continuations and reads a beginning as if the text stopped there, so this
+is a heuristic attribution, not a calibrated quantity. The residual model's own probability of each token is another,
+more expensive quantity: ``partition.steps``.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Piece:
     rise: float | None  # over all its tokens; None at the start of the text, and between two forbidden beginnings
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers; an energy of +inf is None."""
+        """Return plain numbers; an energy of +inf becomes None."""
         return {**asdict(self), "tokens": len(self.tokens), "energy": None if self.energy == torch.inf else self.energy}
 
 
@@ -44,9 +44,9 @@ class Piece:
 def energies_of_beginnings(
     energy: Energy, context: Sequence[int], x: Sequence[int], *, rows: int = 256
 ) -> Float[Tensor, " L"]:
-    """E(c, x_≤1) … E(c, x_≤L), float64; +inf where a beginning is forbidden."""
+    """Compute E(c, x_≤1) … E(c, x_≤L), float64; +inf where a beginning is forbidden."""
     if not x:
-        raise UserError("there is no text to look at: give a continuation of one token or more")
+        raise UserError("there is no text to read: give a continuation of one token or more")
     beginnings = Continuations.from_lists([context], [[x[: t + 1] for t in range(len(x))]])
     return energies_in_batches(energy, beginnings, batch_size=rows, allow_inf=True)[0]
 
@@ -54,7 +54,7 @@ def energies_of_beginnings(
 def rising(
     energy: Energy, tokenizer: Tokenizer, context: Sequence[int], x: Sequence[int], *, rows: int = 256
 ) -> tuple[Piece, ...]:
-    """The pieces of a text with what each adds to its energy."""
+    """Return the pieces of a text with what each adds to its energy."""
     E = energies_of_beginnings(energy, context, x, rows=rows).tolist()
     found, start = [], 0
     for end, text in pieces(tokenizer, x):
@@ -67,7 +67,7 @@ def rising(
 
 
 def pieces(tokenizer: Tokenizer, x: Sequence[int]) -> list[tuple[int, str]]:
-    """The text of x cut between tokens, where that does not cut a character: the end of each piece, and its text."""
+    """Cut the text of x between tokens, but not inside characters: return the end and the text of each piece."""
     found, shown, start = list[tuple[int, str]](), "", 0
     for end in range(1, len(x) + 1):
         text = tokenizer.decode(x[:end])

@@ -3,7 +3,7 @@
     E(x) = −w · z(φ(x)) − b,      φ(x) = mean hidden states of some layers, and statistics of the base's predictions
 
 The hidden states are those that predicted the tokens of x, so that they exist when x has been sampled
-(``base.traces``): ``energy_of_trace`` then costs one product of vectors. Statistics are of log p_t, the base's
+(``lm.activations``): ``energy_of_trace`` then costs one product of vectors. Statistics are of log p_t, the base's
 log-probability of x_t, of the entropy H_t of its prediction, and of the rank of x_t in it; log p_t + H_t is how much
 more likely x_t was than expected.
 """
@@ -68,7 +68,7 @@ class ProbeEnergy(EnergySettings):
         return Probe.from_pretrained(folder, base=base, tokenizer=tokenizer)
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
-        """Return the layers that are read of a base with so many; none where states are left out."""
+        """Return the layers that are read of a base with ``num_layers``; none where states are left out."""
         return layers_read(self.layers, num_layers) if self.states else ()
 
     def num_features(self, base: "Shape | None") -> int:
@@ -97,16 +97,16 @@ class Probe(FeatureEnergy):
         self.layers = layers
 
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
-        """φ(x), read by the base; a text that the base was not trained on here finds nothing of its own in it."""
+        """Compute φ(x), read by the base; ``leave_self_out`` changes nothing, as the base holds no counts."""
         return self.features_of(self.base.trace(x, self.layers))
 
     def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
-        """φ(x) from a trace of ``self.layers``."""
+        """Compute φ(x) from a trace of ``self.layers``."""
         states = trace.states.flatten(2).double()
         return torch.cat([states, statistics(trace)], dim=-1) if self.reads_statistics else states
 
     def energy_of_trace(self, trace: Trace) -> Float[Tensor, "B N"]:
-        """E(x) of continuations that were traced while they were sampled."""
+        """Compute E(x) of continuations that were traced while they were sampled."""
         return self.energy_of(self.features_of(trace))
 
     @classmethod
@@ -118,7 +118,7 @@ class Probe(FeatureEnergy):
 
 
 def statistics(trace: Trace) -> Float[Tensor, "B N S"]:
-    """The statistics of a trace, float64; zeros for a continuation of no tokens."""
+    """Return the statistics of a trace, float64; zeros for a continuation of no tokens."""
     mask, log_p, entropy, log_rank = trace.mask, trace.log_p.double(), trace.entropy.double(), trace.log_rank.double()
     if not mask.shape[-1]:
         return torch.zeros(*mask.shape[:2], len(STATISTICS), dtype=torch.float64, device=mask.device)

@@ -91,11 +91,11 @@ class Product(EnergyModule):
                 part.requires_grad_(False).eval()
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """E(x), float64."""
+        """Compute E(x), float64."""
         return sum(self.energies(x).values(), start=torch.zeros((), dtype=torch.float64))
 
     def energies(self, x: Continuations) -> dict[str, Float[Tensor, "B N"]]:
-        """s_i · E_i(x) of each part by its number and name: what each has to say."""
+        """Compute s_i · E_i(x) of each part, keyed by its number and name."""
         found = {}
         for i, (part, name) in enumerate(zip(self.parts, self.names, strict=True)):
             with torch.no_grad() if self.frozen[i] else nullcontext():
@@ -107,7 +107,7 @@ class Product(EnergyModule):
         return list(zip(self.scales, self.parts, strict=True))
 
     def train(self, mode: bool = True) -> "Product":
-        """Frozen parts stay as they are, dropout off."""
+        """Switch to training; frozen parts stay as they are, with dropout off."""
         super().train(mode)
         for part, is_frozen in zip(self.parts, self.frozen, strict=True):
             part.train(mode and not is_frozen)

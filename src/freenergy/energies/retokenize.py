@@ -5,11 +5,11 @@
 What the encoder reads depends on the two texts alone, never on how they were cut into tokens. Together, prefix and
 continuation are encoded as one text, so that a word across the boundary is one word; a token that covers any character
 of x belongs to x. Apart (for a prefix that is read once), the two texts are encoded each on its own, so that the tokens
-of the prefix cannot depend on x. An EOS is no text: it crosses as one more [SEP], which belongs to the part that it
+of the prefix cannot depend on x. An EOS is not text: it crosses as one more [SEP], which belongs to the part that it
 stood in, so that a text that ended and a text that was cut are not the same. The frame, [CLS] and the last [SEP],
 belongs to neither.
 
-Text that does not survive is reported, not silently scored: bytes that are no UTF-8, tokens that their text does not
+Text that does not survive is reported, not silently scored: bytes that are not UTF-8, tokens that their text does not
 give back, characters that the encoder does not know or drops. What it does with case and white space is its reading.
 """
 
@@ -51,14 +51,14 @@ class Together:
 
     @property
     def longest(self) -> int:
-        """Tokens that the encoder must have room for."""
+        """Return how many tokens the encoder must be able to read."""
         return int(self.rows.lengths.max()) if len(self.rows) else 0
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Prefixes once and continuations beside them, and which of their tokens are text."""
+    """Prefixes once and continuations next to them, and which of their tokens are text."""
 
     x: Continuations
     in_prefix: Bool[Tensor, "B P"]
@@ -67,7 +67,7 @@ class Apart:
 
     @property
     def longest(self) -> int:
-        """Tokens that the encoder must have room for."""
+        """Return how many tokens the encoder must be able to read."""
         return int(self.x.contexts.lengths.max()) + int(self.x.lengths.max()) if self.x.lengths.numel() else 0
 
 
@@ -107,7 +107,7 @@ class Crossing:
 
     @classmethod
     def from_folder(cls, corpus: Tokenizer, folder: Path) -> "Crossing":
-        """With the tokenizer of an encoder; never runs its code."""
+        """Build it with the tokenizer of an encoder; its code is never run."""
         from transformers import AutoTokenizer
 
         if not any((folder / name).is_file() for name in _FILES):  # else an empty vocabulary is made up
@@ -126,7 +126,7 @@ class Crossing:
 
     @property
     def special(self) -> dict[str, int | None]:
-        """The encoder's tokens that are no text."""
+        """Return the encoder's tokens that are not text."""
         return {"cls": self.cls, "sep": self.sep, "unk": self.unk}
 
     def save(self, folder: Path) -> None:
@@ -135,14 +135,14 @@ class Crossing:
 
     @classmethod
     def from_saved(cls, corpus: Tokenizer, folder: Path, special: dict[str, Any]) -> "Crossing":
-        """The way back from ``save`` and ``special``."""
+        """Load what ``save`` wrote, given ``special``."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"{path} is missing: the energy is not whole; train it again")
         return cls(corpus, tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")), **special)
 
     def together(self, x: Continuations) -> Together:
-        """Prefix and continuation as one text."""
+        """Retokenize prefix and continuation as one text."""
         strings = self._read(x)
         encoded = self._encode(first + rest for parts, _ in strings for first, rest, _ in parts)
         rows, losses = [], []
@@ -159,7 +159,7 @@ class Crossing:
         return Together(tokens, (marks == _PREFIX).view(B, N, -1), (marks == _CONTINUATION).view(B, N, -1), losses)
 
     def apart(self, x: Continuations) -> Apart:
-        """Prefix and continuation each on its own; the prefix is the same for all its continuations."""
+        """Retokenize prefix and continuation each on its own; the prefix is the same for all its continuations."""
         strings = self._read(x)
         encoded = self._encode(text for parts, _ in strings for part in parts for text in part[:2])
         (B, N), rows, losses = x.shape, [], []
@@ -180,7 +180,7 @@ class Crossing:
         return [] if ending == _FRAME else [(self.sep, ending)]
 
     def _prefix(self, parts: Parts, encoded: dict[str, _Encoded]) -> Marked:
-        """The prefix alone, from the parts of any string that continues it."""
+        """Return the prefix alone, from the parts of any string that continues it."""
         prefix: Marked = [(self.cls, _FRAME)]
         for first, _, ending in parts:
             prefix += [(token, _PREFIX) for token in encoded[first].ids]
@@ -188,7 +188,7 @@ class Crossing:
         return prefix
 
     def _read(self, x: Continuations) -> list[tuple[Parts, frozenset[str]]]:
-        """Of each string the texts of each document's two parts and where it ends; and what was lost on the way."""
+        """Return, per string, the two texts of each document, where it ends, and what was lost."""
         strings = []
         for context, continuations in zip(x.contexts.lists(), x.lists(), strict=True):
             *ended, last = _split(context, self.corpus.eos)
@@ -204,7 +204,7 @@ class Crossing:
         return strings
 
     def _begun(self, prefix: list[int]) -> _Begun:
-        """The part of a document that stands in the prefix, decoded once for all its continuations."""
+        """Return the part of a document that stands in the prefix, decoded once for all its continuations."""
         table = self.corpus.bytes_of_tokens
         if table is None:
             return _Begun(b"", self.corpus.decode(prefix), (b"", 0))
@@ -212,7 +212,7 @@ class Crossing:
         return _Begun(before, decoder.decode(before), decoder.getstate())
 
     def _text(self, prefix: list[int], begun: _Begun, x: list[int]) -> tuple[str, str, frozenset[str]]:
-        """Exact where the corpus is byte-level: a character that the boundary splits belongs to x."""
+        """Decode; exact where the corpus is byte-level: a character that the boundary splits belongs to x."""
         table, first = self.corpus.bytes_of_tokens, begun.text
         if table is not None:
             after, decoder = b"".join(table[token] for token in x), codecs.getincrementaldecoder("utf-8")("replace")
@@ -226,7 +226,7 @@ class Crossing:
         return first, rest, frozenset() if is_exact else frozenset([NOT_INVERTIBLE])
 
     def _encode(self, texts: Iterator[str]) -> dict[str, _Encoded]:
-        """Every text once."""
+        """Encode every distinct text once."""
         unique = list(dict.fromkeys(texts))
         encodings = self.encoder.encode_batch(unique, add_special_tokens=False)
         return {text: self._encoded(text, encoding) for text, encoding in zip(unique, encodings, strict=True)}
@@ -240,7 +240,7 @@ class Crossing:
         return _Encoded(encoding.ids, ends, frozenset([UNKNOWN]) if is_lossy else frozenset())
 
     def _drops(self, char: str) -> bool:
-        """Whether the encoder's normaliser leaves nothing of a character; accents are its reading, as case is."""
+        """Tell whether the encoder's normaliser drops a character; accents and case are not counted as lost."""
         if char not in self._dropped:
             left = char if self.encoder.normalizer is None else self.encoder.normalizer.normalize_str(char)
             self._dropped[char] = not (left.strip() or char.isspace() or unicodedata.combining(char))
@@ -258,7 +258,7 @@ def _split(tokens: list[int], eos: int) -> list[list[int]]:
 
 
 def _padded(rows: Sequence[Marked]) -> tuple[Sequences, Int[Tensor, "rows T"]]:
-    """Tokens and marks; padding has the mark of the frame."""
+    """Pad tokens and marks; padding has the mark of the frame."""
     tokens = Sequences.from_lists([[token for token, _ in row] for row in rows])
     return tokens, Sequences.from_lists([[mark for _, mark in row] for row in rows]).tokens
 

@@ -38,7 +38,7 @@ def saved(
     network: "PreTrainedModel",
     **more: Any,
 ) -> Iterator[Path]:
-    """Write the folder whole or not at all; within the block other files can be added."""
+    """Write the folder completely or not at all; within the block other files can be added."""
     with atomic_write(overwritable_folder(folder, CONFIG)) as aside:
         aside.mkdir()
         network.config.save_pretrained(aside / _TRUNK)
@@ -49,17 +49,17 @@ def saved(
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """What ``energy.json`` says."""
+    """Read ``energy.json``."""
     return read_json(Path(folder) / CONFIG)
 
 
 def rebuilt(folder: str | Path, *, with_head: bool = False) -> "PreTrainedModel":
-    """The network of a saved energy, with weights that are still to be filled."""
+    """Return the network of a saved energy, with weights that are still to be filled."""
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     path = Path(folder) / _TRUNK
     if not (path / "config.json").is_file():
-        raise UserError(f"{folder} lacks {_TRUNK}/config.json: it is no whole energy; train it again")
+        raise UserError(f"{folder} lacks {_TRUNK}/config.json: it is not a complete energy; train it again")
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     dtype = getattr(torch, read_record(folder)["dtype"])
     with torch.random.fork_rng():  # the weights that are drawn here are overwritten
@@ -89,19 +89,19 @@ def network_of(base: LanguageModel, kind: str) -> "PreTrainedModel":
 
 
 def copied(network: "PreTrainedModel") -> "PreTrainedModel":
-    """A copy that learns."""
+    """Copy a network; the copy learns."""
     twin = copy.deepcopy(network)
     twin.requires_grad_(True)
     return twin
 
 
 def without_head(model: "PreTrainedModel") -> "PreTrainedModel":
-    """The part of a model that computes its states."""
+    """Return the part of a model that computes its states."""
     return cast("PreTrainedModel", model.base_model)
 
 
 def headless(network: "PreTrainedModel") -> "PreTrainedModel":
-    """Without the layer that some encoders put on their first state, which no energy reads."""
+    """Remove the layer that some encoders put on their first state, which no energy reads."""
     if getattr(network, "pooler", None) is not None:
         network.pooler = None  # type: ignore[assignment]
     return network

@@ -34,17 +34,17 @@ class MaskedTrunk(Protocol):
 
     @property
     def preset(self) -> str:
-        """The name of its sizes, in ``lm.presets``."""
+        """Return the name of its sizes, in ``lm.presets``."""
         ...
 
     @property
     def mask_share(self) -> float:
-        """The share of tokens that are masked."""
+        """Return the share of tokens that are masked."""
         ...
 
     @property
     def dropout(self) -> float:
-        """The probability of dropout."""
+        """Return the probability of dropout."""
         ...
 
 
@@ -88,22 +88,22 @@ class EnergySettings(ABC):
 
     @property
     def learns(self) -> bool:
-        """Whether any part is fitted."""
+        """Return whether any part is fitted."""
         return any(part.fit != "none" for part in self.split())
 
     @property
     def reads_int8(self) -> bool:
-        """Whether its network is quantised once it is trained."""
+        """Return whether its network is quantised once it is trained."""
         return False
 
     @property
     def trains_masked_trunk(self) -> bool:
-        """Whether its network first learns to fill masks."""
+        """Return whether its network first learns to fill masks."""
         return False
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether its network reads a prefix once for all its continuations."""
+        """Return whether its network reads a prefix once for all its continuations."""
         return False
 
     def report(self) -> dict[str, Any]:

@@ -75,18 +75,18 @@ class Trunk(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         device: torch.device = self.network.device
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the states."""
+        """Return the dtype of the states."""
         dtype: torch.dtype = self.network.dtype
         return dtype
 
     def forward(self, x: Continuations | Soft) -> States:
-        """States of contexts, none of them empty, and of their continuations."""
+        """Compute the states of contexts, none of them empty, and of their continuations."""
         self.check(x)
         return self.after(x.contexts)(x) if self.shares_prefix else self._separate(x)
 
@@ -102,7 +102,7 @@ class Trunk(nn.Module):
             )
 
     def whole(self, rows: Sequences) -> Float[Tensor, "R T H"]:
-        """States of whole strings, seen in both directions unless the reading is causal."""
+        """Compute the states of whole strings, seen in both directions unless the reading is causal."""
         return self._whole(rows.tokens, rows.lengths)
 
     def _whole(self, rows: Inputs, lengths: Int[Tensor, " R"]) -> Float[Tensor, "R T H"]:
@@ -144,7 +144,7 @@ class Trunk(nn.Module):
         return states, prefix
 
     def _separate(self, x: Continuations | Soft) -> States:
-        """Every string as a whole, then its two parts."""
+        """Read every string as a whole, then separate its two parts."""
         (B, N, L), P = x.mask.shape, x.contexts.tokens.shape[1]
         if isinstance(x, Soft):
             states = self._whole(*self._joined(x)).view(B, N, P + L, self.width)
@@ -156,7 +156,7 @@ class Trunk(nn.Module):
         return States(states[:, :, :P], prefix_mask, own, x.mask)
 
     def _inputs(self, x: Continuations | Soft) -> Inputs:
-        """What the network reads of continuations: their tokens, or the embeddings of soft ones."""
+        """Return what the network reads of continuations: their tokens, or the embeddings of soft ones."""
         return x.embedded(self._table) if isinstance(x, Soft) else x.tokens
 
     @property
@@ -166,7 +166,7 @@ class Trunk(nn.Module):
         return table
 
     def _joined(self, x: Soft) -> tuple[Float[Tensor, "R T H"], Int[Tensor, " R"]]:
-        """Embeddings of whole strings, context then continuation with no gap, as ``Continuations.joined``."""
+        """Join the embeddings of whole strings, context then continuation with no gap, as ``Continuations.joined``."""
         (B, N, L), P = x.mask.shape, x.contexts.tokens.shape[1]
         places = torch.arange(P + L, device=self.device)
         numbers = Sequences(places[:P].expand(B, P), x.contexts.lengths)
@@ -176,7 +176,7 @@ class Trunk(nn.Module):
         return both.gather(1, rows.tokens.unsqueeze(-1).expand(-1, -1, both.shape[-1])), rows.lengths
 
     def _states(self, rows: Inputs, starts: Int[Tensor, " _"] | None = None) -> Float[Tensor, "R S H"]:
-        """One call of the network; rows begin each at its own place, or all at one, which is less work."""
+        """Call the network once; rows begin each at its own place, or all at one, which is less work."""
         options: dict[str, Any] = dict(self._options)
         if starts is not None:
             places = torch.arange(rows.shape[1], device=rows.device)
@@ -187,7 +187,7 @@ class Trunk(nn.Module):
 
     @torch.no_grad()
     def _obeys(self, offset: int) -> bool:
-        """Does our attention give what the network's own gives under a mask of the same meaning?"""
+        """Check that our attention gives what the network's own gives under a mask of the same meaning."""
         if not self.network._supports_attention_backend:
             return False
         self.offset, training = offset, self.network.training
@@ -213,7 +213,7 @@ class Trunk(nn.Module):
         return is_equal and sees_ahead == (self.reading != "causal")
 
     def _example(self) -> Continuations:
-        """Two contexts, so that one is padded, and continuations that differ in their last token."""
+        """Return two contexts, so that one is padded, and continuations that differ in their last token."""
         padding = self.network.config.get_text_config().pad_token_id
         known = [token for token in range(self.vocab_size) if token != padding]
         v = [known[(997 * i + 17) % len(known)] for i in range(10)]  # from all over: the first are often special
@@ -221,7 +221,7 @@ class Trunk(nn.Module):
         return Continuations.from_lists([v[:5], v[:2]], [[v[5:9], [*v[5:8], other]], [v[2:6], v[3:7]]])
 
     def _by_own_attention(self, context: list[int], x: list[int]) -> Float[Tensor, "T H"]:
-        """One string, without padding, through the network as it is."""
+        """Read one string, without padding, with the network as it is."""
         tokens = torch.tensor([context + x], device=self.device)
         T, P, options = tokens.shape[1], len(context), dict[str, Any](self._options)
         if self.reading != "causal":
@@ -238,7 +238,7 @@ def readable(x: Continuations, eos: int, device: torch.device) -> Continuations:
 @overload
 def readable(x: Soft, eos: int, device: torch.device) -> Soft: ...
 def readable(x: Continuations | Soft, eos: int, device: torch.device) -> Continuations | Soft:
-    """Where the weights are, without idle padding; an empty context reads as the start of a document."""
+    """Move x to the weights, without idle padding; an empty context reads as the start of a document."""
     if isinstance(x, Soft):
         return replace(x, contexts=started(x.contexts, eos).trimmed()).to(device)
     return Continuations(started(x.contexts, eos), x.tokens, x.lengths).trimmed().to(device)

@@ -61,7 +61,7 @@ class UnitEnergy(Int8Settings):
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether a prefix is read once: yes, it is read left to right."""
+        """Return whether a prefix is read once: yes, it is read left to right."""
         return True
 
     def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
@@ -87,7 +87,7 @@ class Unit(Int8Energy):
         self.readout.to(trunk.device)
 
     def forward(self, x: Continuations | Soft) -> Float[Tensor, "B N"]:
-        """E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
+        """Compute E(c, x); of soft tokens with their gradient, whether or not the weights learn."""
         x = readable(x, self.eos, self.trunk.device)
         if isinstance(x, Continuations) and not wants_gradients(self):
             return in_batches(x, self.trunk, lambda states, _: self.readout(states))
@@ -95,13 +95,13 @@ class Unit(Int8Energy):
         return energy
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the energy, whole or not at all."""
+        """Write the energy, completely or not at all."""
         with saved(folder, self, self.settings, self.trunk.network, ranges=self.ranges):
             pass
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Unit":
-        """The energy as it was saved."""
+        """Return the energy as it was saved."""
         record = read_record(folder)
         energy = cls(UnitEnergy(**record["settings"]), base, network=rebuilt(folder))
         fill(folder, energy)

@@ -39,12 +39,12 @@ class Trace:
 
     @classmethod
     def of_nothing(cls, B: int, N: int, L: int, layers: int, width: int, device: torch.device) -> "Trace":
-        """The trace of continuations of no tokens."""
+        """Return the trace of continuations of no tokens."""
         blank = torch.zeros(B, N, L, dtype=sum_dtype(device), device=device)
         return cls(blank.new_zeros(B, N, layers, width), blank, blank, blank, blank.bool())
 
     def of_layers(self, which: Sequence[int]) -> "Trace":
-        """The same with some of the layers, by their place among those that were chosen."""
+        """Return the same with some of the layers, by their place among those that were chosen."""
         return replace(self, states=self.states[:, :, list(which)])
 
     @staticmethod
@@ -62,7 +62,7 @@ class TracingLM(Protocol):
     width: int
 
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
-        """The trace of given continuations."""
+        """Return the trace of given continuations."""
         ...
 
 
@@ -86,7 +86,7 @@ class TracingSampler(TracingLM, Protocol):
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
     ) -> tuple[Draws, Trace]:
-        """Draws as ``sample`` makes them, and the trace that ``trace`` would read from them."""
+        """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
         ...
 
 
@@ -106,7 +106,7 @@ class Recorder:
         tokens: Int[Tensor, "B N S"],
         mask: Bool[Tensor, "B N S"],
     ) -> None:
-        """S more places: what was predicted there, the states that predicted it, and the tokens that came."""
+        """Add S places: what was predicted there, the states that predicted it, and the tokens that came."""
         wide = sum_dtype(log_probs.device)
         log_p = log_probs.gather(-1, tokens.unsqueeze(-1))
         rank = 1 + (log_probs > log_p).sum(-1)
@@ -119,7 +119,7 @@ class Recorder:
         self.places += mask.shape[-1]
 
     def trace(self, length: int) -> Trace:
-        """All places so far, padded to ``length``."""
+        """Return the trace of all places so far, padded to ``length``."""
         assert self._sum is not None, "a trace has at least one place"
         columns = (torch.cat(rows, dim=-1) for rows in zip(*self._rows, strict=True))
         log_p, entropy, log_rank, mask = (pad(column, (0, length - column.shape[-1])) for column in columns)
@@ -151,7 +151,7 @@ class TracedStepper:
         self._recorder = Recorder()
 
     def first(self) -> Float[Tensor, "B V"]:
-        """log P of the first token."""
+        """Compute log P of the first token."""
         log_p = self._inner.first()
         self._log_p = log_p.unsqueeze(1).expand(-1, self._num, -1)
         self._is_running = torch.ones(self._log_p.shape[:2], dtype=torch.bool, device=log_p.device)
@@ -164,7 +164,7 @@ class TracedStepper:
         return self._log_p
 
     def finish(self, x: Continuations) -> Trace:
-        """The trace, once the drawn continuations are known: the last token was never read."""
+        """Return the trace, once the drawn continuations are known: the last token was never read."""
         t = self._recorder.places
         self._record(x.tokens[:, :, t])
         return self._recorder.trace(x.tokens.shape[2])
@@ -180,7 +180,7 @@ class TracedStepper:
 def traced_ancestral(
     stepper: ShowingStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> tuple[Draws, Trace]:
-    """``ancestral``, and the trace of what it drew."""
+    """Draw as ``ancestral`` does, and record the trace."""
     traced = TracedStepper(stepper, num, space.eos)
     draws = ancestral(traced, contexts, num, space, rng, truncation)
     return draws, traced.finish(draws.x)

@@ -16,7 +16,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
-    """The model in float32 and its EOS token."""
+    """Return the model in float32 and its EOS token."""
     folder, gguf = _parts(path)
     options: dict[str, Any] = {"use_safetensors": True}
     if gguf:
@@ -50,7 +50,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel
 
 
 def _dense(model: PreTrainedModel) -> PreTrainedModel:
-    """The same weights without the memory of having been quantised, which would keep them from being saved."""
+    """Return the same weights without the memory of having been quantised, which would keep them from being saved."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -62,7 +62,7 @@ def _dense(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _parts(path: Path) -> tuple[Path, str | None]:
-    """The folder, and the name of the GGUF file where it is one."""
+    """Return the folder, and the name of the GGUF file where it is one."""
     if path.suffix == ".gguf" and path.is_file():
         return path.parent, path.name
     if not path.is_dir():
@@ -72,7 +72,7 @@ def _parts(path: Path) -> tuple[Path, str | None]:
         return path, None
     if len(ggufs) == 1:
         return path, ggufs[0].name
-    raise UserError(f"{path} is no checkpoint: it has no config.json and {len(ggufs)} GGUF files; name one file")
+    raise UserError(f"{path} is not a checkpoint: it has no config.json and {len(ggufs)} GGUF files; name one file")
 
 
 def _eos(model: PreTrainedModel, path: Path) -> int:
@@ -85,7 +85,7 @@ def _eos(model: PreTrainedModel, path: Path) -> int:
 
 
 def save_checkpoint(model: PreTrainedModel, folder: Path, *, eos: int, tokenizer: Tokenizer | None = None) -> None:
-    """Write config and safetensors (and the tokenizer, where given), whole or not at all."""
+    """Write config and safetensors (and the tokenizer, where given), completely or not at all."""
     model.config.eos_token_id = eos
     if model.generation_config is not None:
         model.generation_config.eos_token_id = eos

@@ -86,11 +86,11 @@ class Completions:
         except (httpx.InvalidURL, TypeError) as error:
             raise UserError(f"the server's address cannot be read ({error}): write http://host:port/v1") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise UserError(f"{self.url.split('@')[-1]!r} is no address of a server: write http://host:port/v1")
+            raise UserError(f"{self.url.split('@')[-1]!r} is not the address of a server: write http://host:port/v1")
 
     @property
     def endpoint(self) -> httpx.URL:
-        """The address that is asked."""
+        """Return the address that is asked."""
         url = httpx.URL(self.url)
         path = url.path.rstrip("/")
         if not path.endswith("/completions"):
@@ -99,11 +99,11 @@ class Completions:
 
     @property
     def shown(self) -> str:
-        """The address for people: no user, no password, no query."""
+        """Return the address for people: no user, no password, no query."""
         return str(self.endpoint.copy_with(username=None, password=None, query=None))
 
     def client(self) -> httpx.Client:
-        """A connection pool, to be closed after use."""
+        """Open a connection pool, to be closed after use."""
         if self.api_key and not self.api_key.isascii():
             raise UserError("the API key holds characters that no key has: copy it again")
         headers = {"Authorization": f"Bearer {self.api_key.strip()}"} if self.api_key else {}
@@ -132,7 +132,7 @@ class Completions:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = response.headers.get("content-type", "").split(";")[0] or "something"
             raise UserError(
-                f"the server at {self.shown} answered with {kind} that is no completion ({type(error).__name__}): "
+                f"the server at {self.shown} answered with {kind} that is not a completion ({type(error).__name__}): "
                 "check that the address is of an OpenAI-style completions server"
             ) from error
         return [replace(answers[0], num_drawn=drawn[0])] if len(answers) == len(drawn) == 1 else answers
@@ -185,7 +185,7 @@ class Completions:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The server's own words, in one short line."""
+    """Return the server's own words, in one short line."""
     try:
         content = response.json()
         error = content.get("error", content)
@@ -197,7 +197,7 @@ def _reason(response: httpx.Response) -> str:
 
 
 def _answer(choice: Mapping[str, Any]) -> Answer:
-    """One choice of a response; an answer without log-probabilities has no steps."""
+    """Read one choice of a response; an answer without log-probabilities has no steps."""
     log_probs = choice.get("logprobs") or {}
     if log_probs.get("content") is not None:
         steps = [_chat_step(entry) for entry in log_probs["content"]]
@@ -225,7 +225,7 @@ def _legacy_steps(log_probs: Mapping[str, Any]) -> list[Step]:
 
 
 def _prompt_steps(entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None) -> list[Step]:
-    """vLLM's own field: at each place of the prompt, token id → {"logprob": …}, the prompt's own token among them."""
+    """Read vLLM's own field: per place of the prompt token id → {"logprob": …}, the prompt's token among them."""
     steps = []
     for place, entry in enumerate(entries or ()):
         top = _known({int(token): _number(value["logprob"]) for token, value in (entry or {}).items()})
@@ -239,7 +239,7 @@ def _token(entry: Mapping[str, Any]) -> int | None:
 
 
 def _spelled(token: object) -> int | None:
-    """The id in ``token_id:123``; None for a token that is spelled as text."""
+    """Return the id in ``token_id:123``; None for a token that is spelled as text."""
     text = str(token)
     return int(text.removeprefix(_ID)) if text.startswith(_ID) and text.removeprefix(_ID).isdigit() else None
 

@@ -40,18 +40,18 @@ class ContinuationLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys a query of this length will meet, and the first one's place."""
+        """Return how many keys a query of this length will meet, and the first one's place."""
         return self.filled + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens so far."""
+        """Return the number of tokens so far."""
         return self.filled
 
     def get_max_length(self) -> int:
-        """Tokens that fit."""
+        """Return the number of tokens that fit."""
         return self.length
 
 
 def continuation_cache(num_layers: int, length: int) -> Cache:
-    """An empty cache for continuations of at most ``length`` tokens."""
+    """Return an empty cache for continuations of at most ``length`` tokens."""
     return Cache(layers=[ContinuationLayer(length) for _ in range(num_layers)])

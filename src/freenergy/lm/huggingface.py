@@ -98,7 +98,7 @@ class HuggingFaceLM:
         return cls(model, eos=stored_eos if eos is None else eos, fused=fused)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write config and safetensors, whole or not at all."""
+        """Write config and safetensors, completely or not at all."""
         save_checkpoint(self.model, Path(folder), eos=self.eos)
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -113,24 +113,24 @@ class HuggingFaceLM:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         device: torch.device = self.model.device
         return device
 
     @property
     def _fast(self) -> Decoder | None:
-        """The decoder, as long as the weights are of a kind that it knows: they may have been cast since."""
+        """Return the decoder, as long as the weights are of a kind that it knows: they may have been cast since."""
         return self._decoder if self._decoder is not None and self._decoder.knows_weights else None
 
     @property
     def decodes_by(self) -> Literal["compiled steps", "own steps", "the model's steps", "whole strings"]:
-        """How continuations are sampled, from the fastest way to the slowest."""
+        """Return how continuations are sampled, from the fastest way to the slowest."""
         if self._fast is not None:
             return "compiled steps" if isinstance(self._fast.kernels, Fused) else "own steps"
         return "the model's steps" if self.shares_prefix else "whole strings"
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """log P_LM(x | c); differentiable where the model's weights ask for gradients."""
+        """Compute log P_LM(x | c); differentiable where the model's weights ask for gradients."""
         x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
         B, N, L = x.tokens.shape
         if not B or not N or not L:
@@ -142,7 +142,7 @@ class HuggingFaceLM:
         return torch.cat([score(x[b : b + contexts], rows) for b in range(0, B, contexts)])
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
-        """log P_LM(v | c) for every token v."""
+        """Compute log P_LM(v | c) for every token v."""
         contexts = started(contexts, self.eos).trimmed().to(self.device)
         check_fits(contexts, 0, self.max_length)
         return self._next(contexts)[0]
@@ -150,7 +150,7 @@ class HuggingFaceLM:
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
-        """``num`` independent continuations of each context."""
+        """Draw ``num`` independent continuations of each context."""
         draw = ancestral if self._fast is None else sampling.sample
         return self._sample(contexts, num, space, rng, truncation, (), draw)
 
@@ -163,7 +163,7 @@ class HuggingFaceLM:
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
     ) -> tuple[Draws, Trace]:
-        """The same draws, and the trace that ``trace`` would read from them, at next to no cost."""
+        """Return the same draws, and the trace that ``trace`` would read from them, at next to no cost."""
         traces: list[Trace] = []
         traced = traced_ancestral if self._fast is None else sampling.sample_traced
 
@@ -179,14 +179,14 @@ class HuggingFaceLM:
 
     @torch.no_grad()
     def stepper(self, contexts: Sequences, num: int, length: int) -> Stepping:
-        """At the start of ``num`` continuations of each context, of at most ``length`` tokens."""
+        """Return a stepper at the start of ``num`` continuations of each context, of at most ``length`` tokens."""
         readable = started(contexts.to(self.device), self.eos).trimmed()
         check_fits(readable, length, self.max_length)
         return self._stepping(readable, length, ())(num)
 
     @torch.no_grad()
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
-        """What the model computes on the way through given continuations; ``layers`` 0 (embeddings) … num_layers."""
+        """Record what the model computes on given continuations; ``layers`` 0 (embeddings) … num_layers."""
         B, N, padded = x.tokens.shape
         x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
         L = x.tokens.shape[2]
@@ -242,12 +242,12 @@ class HuggingFaceLM:
         return max(1, min(_ROWS, _LOGITS // self.vocab_size))
 
     def _contexts_at_once(self, contexts: Sequences) -> int:
-        """Few enough that their keys and values fit."""
+        """Return the number of contexts whose keys and values fit."""
         each = 2 * self.num_layers * self.width * contexts.tokens.shape[1] * self.model.dtype.itemsize
         return max(1, _PREFIXES // int(each))
 
     def _next(self, contexts: Sequences, layers: tuple[int, ...] = ()) -> Next:
-        """log P of what comes next, and the states [B, K, H] that say so."""
+        """Compute log P of the next token, and the states [B, K, H] that predict it."""
         last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
         out = self.model(contexts.tokens, use_cache=False, logits_to_keep=last.unique(), **show)
         return log_softmax(at(out.logits, last)), states_at(out, layers, contexts.tokens)[row_numbers(last), last]
@@ -258,13 +258,13 @@ class HuggingFaceLM:
         return torch.cat([self._after(prefix, log_first, part) for part in parts], dim=1)
 
     def _tracer(self, contexts: Sequences, layers: tuple[int, ...]) -> Callable[[Continuations], Recorder]:
-        """What traces continuations of these contexts, which are read once where that can be."""
+        """Return what traces continuations of these contexts, which are read once where that can be."""
         if self.shares_prefix:
             return partial(trace_after, self.model, read(self.model, contexts, layers), layers)
         return partial(trace_whole, self.model, layers)
 
     def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
-        """log P of continuations whose contexts have been read."""
+        """Compute log P of continuations whose contexts have been read."""
         B, N, L = x.tokens.shape
         values = log_first.gather(1, x.tokens[:, :, 0]).unsqueeze(-1)
         if L > 1:
@@ -275,7 +275,7 @@ class HuggingFaceLM:
 
     @torch.no_grad()
     def _shared_equals_plain(self) -> bool:
-        """Does this architecture give the same numbers both ways?"""
+        """Check that this architecture gives the same numbers both ways."""
         x = telling_example(self.model)
         if self.max_length is not None and self.max_length < x.joined().tokens.shape[1]:
             return False

@@ -17,7 +17,7 @@ _SILENT = Silent()
 
 
 def locate_model(name: str, progress: Progress = _SILENT) -> Path:
-    """The checkpoint folder of a resource, hub id or path; a GGUF file is de-quantised once, into the cache."""
+    """Return the checkpoint folder of a resource, hub id or path; a GGUF file is de-quantised once, into the cache."""
     path = locate(name, progress)
     ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf")) if path.is_dir() else []
     if len(ggufs) != 1 or (path / "config.json").is_file():
@@ -34,7 +34,7 @@ def locate_model(name: str, progress: Progress = _SILENT) -> Path:
 
 
 def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
-    """The language model that a run's ``base`` stage has left in ``folder``."""
+    """Return the language model that a run's ``base`` stage has left in ``folder``."""
     with corruption_as_user_error(folder, "run the base stage again"):
         return _opened(folder, tokenizer)
 

@@ -41,7 +41,7 @@ class SharedStepper:
         self.place = first.prefix.lengths.repeat_interleave(num).unsqueeze(1)
 
     def first(self) -> Float[Tensor, "B V"]:
-        """log P of the first token."""
+        """Compute log P of the first token."""
         return self.log_first
 
     def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
@@ -71,7 +71,7 @@ def read(model: PreTrainedModel, contexts: Sequences, layers: tuple[int, ...] = 
 
 
 def later(model: PreTrainedModel, prefix: Prefix, x: Continuations, *, shows: bool = False) -> Any:
-    """The model's output at all but the last token of continuations whose contexts have been read."""
+    """Return the model's output at all but the last token of continuations whose contexts have been read."""
     B, N, L = x.tokens.shape
     place = prefix.lengths.view(B, 1, 1) + torch.arange(L - 1, device=x.tokens.device)
     place, tokens = place.expand(B, N, L - 1).flatten(0, 1), x.tokens[:, :, :-1].flatten(0, 1)
@@ -80,7 +80,7 @@ def later(model: PreTrainedModel, prefix: Prefix, x: Continuations, *, shows: bo
 
 
 def log_prob_whole(model: PreTrainedModel, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
-    """log P of whole strings by a stock forward pass, ``rows`` continuations at once: what other ways must equal."""
+    """Compute log P of whole strings by a stock forward pass, ``rows`` at once: the reference for other ways."""
     (B, N), P, device = x.shape, x.contexts.tokens.shape[1], x.tokens.device
     whole, starts = x.joined(), x.contexts.lengths.repeat_interleave(N)
     rows = max(1, rows * x.tokens.shape[2] // whole.tokens.shape[1])
@@ -95,7 +95,7 @@ def log_prob_whole(model: PreTrainedModel, x: Continuations, rows: int) -> Float
 
 
 def telling_example(model: PreTrainedModel) -> Continuations:
-    """What shows on loading whether a way of reading is right: two short contexts of different length."""
+    """Return what a way of reading is checked on when a model is loaded: two short contexts of different length."""
     # tokens from all over: the first ones are often special, and absurd strings of them drown in rounding
     v = [(997 * i + 17) % model.config.get_text_config().vocab_size for i in range(11)]
     x = Continuations.from_lists([v[:5], v[:2]], [[v[5:9], v[7:11]], [v[2:6], v[3:7]]])
@@ -103,7 +103,7 @@ def telling_example(model: PreTrainedModel) -> Continuations:
 
 
 def trace_after(model: PreTrainedModel, first: First, layers: tuple[int, ...], x: Continuations) -> Recorder:
-    """The trace of continuations whose contexts have been read."""
+    """Return the trace of continuations whose contexts have been read."""
     (B, N, L), recorder = x.tokens.shape, Recorder()
     log_p, states = (value.unsqueeze(1).unsqueeze(1) for value in (first.log_p, first.states))
     recorder.add(log_p.expand(B, N, 1, -1), states.expand(B, N, 1, -1, -1), x.tokens[:, :, :1], x.mask[:, :, :1])
@@ -116,7 +116,7 @@ def trace_after(model: PreTrainedModel, first: First, layers: tuple[int, ...], x
 
 
 def trace_whole(model: PreTrainedModel, layers: tuple[int, ...], x: Continuations) -> Recorder:
-    """The trace from a stock forward pass through whole strings."""
+    """Return the trace from a stock forward pass through whole strings."""
     (B, N, L), whole, recorder = x.tokens.shape, x.joined(), Recorder()
     out = model(whole.tokens, use_cache=False, output_hidden_states=bool(layers))
     place = x.contexts.lengths.repeat_interleave(N).unsqueeze(1) - 1 + torch.arange(L, device=whole.tokens.device)
@@ -128,30 +128,30 @@ def trace_whole(model: PreTrainedModel, layers: tuple[int, ...], x: Continuation
 
 
 def row_numbers(values: Tensor) -> Int[Tensor, " R"]:
-    """0 … R − 1, to index with."""
+    """Return 0 … R − 1, to index with."""
     return torch.arange(len(values), device=values.device)
 
 
 def states_at(out: Any, layers: tuple[int, ...], tokens: Int[Tensor, "R S"]) -> Float[Tensor, "R S K H"]:
-    """Hidden states of the chosen layers at each token that was read."""
+    """Return hidden states of the chosen layers at each token that was read."""
     if not layers:
         return torch.zeros(*tokens.shape, 0, 0, device=tokens.device)
     return torch.stack([out.hidden_states[layer] for layer in layers], dim=-2)
 
 
 def log_softmax(logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
-    """log P from logits, at least in float32."""
+    """Compute log P from logits, at least in float32."""
     return normalised(logits if logits.dtype == torch.float64 else logits.float())
 
 
 def picked(logits: Float[Tensor, "R L V"], tokens: Int[Tensor, "R L"]) -> Float[Tensor, "R L"]:
-    """Log-probability of the given tokens, without a second array of R × L × V."""
+    """Compute the log-probability of the given tokens, without a second array of R × L × V."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
 
 def at(logits: Float[Tensor, "B kept V"], last: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
-    """The logits at each row's own last place, out of those kept for any row."""
+    """Return the logits at each row's own last place, out of those kept for any row."""
     kept = last.unique()
     # a model that knows no logits_to_keep returns every place
     column = torch.searchsorted(kept, last) if logits.shape[1] == len(kept) else last

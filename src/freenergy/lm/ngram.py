@@ -49,7 +49,7 @@ _NUMBERS = 2**24  # log-probabilities held at once while sampling: 128 MB
 
 
 def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"]:
-    """D(0), D(1), D(2) and D(3 or more) from the adjusted counts of all n-grams of one length.
+    """Return D(0), D(1), D(2) and D(3 or more) from the adjusted counts of all n-grams of one length.
 
     A tiny corpus may lack n-grams of count 1, 2, 3 or 4, or give a D(i) outside (0, i]; then half of i is taken. That
     no D is zero gives every token a positive probability.
@@ -88,14 +88,14 @@ class _Table:
         return cls(level.keys, np.append(direct, 0.0), np.append(rest, 1.0), first)
 
     def find(self, keys: Int64[np.ndarray, "*places"]) -> Int64[np.ndarray, "*places"]:
-        """The node of each key, or −1."""
+        """Return the node of each key, or −1."""
         if len(self.keys) == 0:  # no document is as long as this order
             return np.full_like(keys, _NONE)
         node = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[node] == keys, node, _NONE)
 
     def children(self, contexts: Int64[np.ndarray, " R"]) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
-        """All nodes below the known contexts, each with the row of its context."""
+        """Find all nodes below the known contexts, each with the row of its context."""
         begin, end = self.first[contexts], self.first[contexts + 1]
         size = np.where(contexts == _NONE, 0, end - begin)
         rows = np.repeat(np.arange(len(contexts)), size)
@@ -156,11 +156,11 @@ class NgramLM:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The name of this model, by its content."""
+        """Return the name of this model, by its content."""
         return _fingerprint(self.counts, self.tokenizer)
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """log P_LM(x | c)."""
+        """Compute log P_LM(x | c)."""
         B, N, L = x.tokens.shape
         tail = self._tail(x.contexts)
         tokens = self._known(x.tokens, x.mask).reshape(B * N, L)
@@ -173,13 +173,13 @@ class NgramLM:
         return sum_tokens(log_p, x.mask)
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
-        """log P_LM(v | c) for every token v."""
+        """Compute log P_LM(v | c) for every token v."""
         return torch.from_numpy(self._next(self._tail(contexts))).to(contexts.tokens.device)
 
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
-        """``num`` independent continuations of each context."""
+        """Draw ``num`` independent continuations of each context."""
 
         def read(some: slice) -> Callable[[int], _NgramStepper]:
             stepper = partial(_NgramStepper, self, self._tail(contexts[some]), contexts.tokens.device)
@@ -188,7 +188,7 @@ class NgramLM:
         return in_chunks(read, contexts, num, space, rng, truncation, rows=max(1, _NUMBERS // self.vocab_size))
 
     def stepper(self, contexts: Sequences, num: int, length: int) -> "_NgramStepper":
-        """At the start of ``num`` continuations of each context."""
+        """Return a stepper at the start of ``num`` continuations of each context."""
         return _NgramStepper(self, self._tail(contexts), contexts.tokens.device)
 
     def save_pretrained(self, folder: Path) -> None:
@@ -211,10 +211,10 @@ class NgramLM:
         except SafetensorError as error:
             raise UserError(f"{path} is cut short or damaged ({error}): {_REMEDY}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} and {_CONFIG} beside it hold no n-gram model ({error!r}): {_REMEDY}") from None
+            raise UserError(f"{path} and {_CONFIG} do not hold an n-gram model ({error!r}): {_REMEDY}") from None
         tokenizer = config.get("tokenizer")
         if _fingerprint(counts, tokenizer) != config.get("fingerprint"):
-            raise UserError(f"{path} is not what {_CONFIG} beside it describes: {_REMEDY}")
+            raise UserError(f"{path} is not what {_CONFIG} next to it describes: {_REMEDY}")
         return cls(counts, tokenizer=tokenizer)
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -228,14 +228,14 @@ class NgramLM:
         return cls.from_pretrained(folder / record["path"])
 
     def _tail(self, contexts: Sequences) -> Int64[np.ndarray, "B tail"]:
-        """The last n − 1 tokens of each context, with nothing before a short one."""
+        """Return the last n − 1 tokens of each context, with nothing before a short one."""
         contexts = started(contexts, self.eos)
         tokens = self._known(contexts.tokens, contexts.mask)
         place = contexts.lengths.cpu().numpy()[:, None] + np.arange(1 - self.order, 0)
         return np.where(place < 0, _NONE, np.take_along_axis(tokens, np.maximum(place, 0), axis=1))
 
     def _known(self, tokens: Int[Tensor, "*rows T"], mask: Bool[Tensor, "*rows T"]) -> Int64[np.ndarray, "*rows T"]:
-        """The ids as an array, once it is clear that the vocabulary has them; −1 at padding."""
+        """Return the ids as an array, once it is clear that the vocabulary has them; −1 at padding."""
         strange = mask & ((tokens < 0) | (tokens >= self.vocab_size))
         if strange.any():
             raise UserError(
@@ -256,7 +256,7 @@ class NgramLM:
             context = np.concatenate([np.full((R, 1), _NONE), node], axis=1)
 
     def _next(self, tail: Int64[np.ndarray, "R tail"]) -> Float64[np.ndarray, "R V"]:
-        """log P of every next token: p_1 times all γ, plus what the longer contexts say of the tokens they saw."""
+        """Compute log P of every next token: p_1 times all γ, plus what longer contexts add for tokens they saw."""
         passed = np.ones(len(tail))  # the product of γ over the orders above
         parts = []
         for table, context, _ in reversed(list(self._walk(tail))[1:]):

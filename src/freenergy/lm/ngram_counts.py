@@ -52,17 +52,17 @@ class NgramCounts:
 
     @property
     def order(self) -> int:
-        """n, the length of the longest n-grams."""
+        """Return n, the length of the longest n-grams."""
         return len(self.levels)
 
     @property
     def fingerprint(self) -> str:
-        """The name of these counts, by their content."""
+        """Return the name of these counts, by their content."""
         hashes = {name: hashlib.sha256(array.data).hexdigest() for name, array in self.arrays().items()}
         return fingerprint({"vocab_size": self.vocab_size, "eos": self.eos, "arrays": hashes})
 
     def arrays(self) -> dict[str, Int[np.ndarray, " nodes"]]:
-        """The counts as named arrays, to be stored."""
+        """Return the counts as named arrays, to be stored."""
         numbered = list(enumerate(self.levels, 1))
         return {f"keys.{k}": level.keys for k, level in numbered} | {
             f"counts.{k}": level.counts for k, level in numbered
@@ -70,7 +70,7 @@ class NgramCounts:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], *, vocab_size: int, eos: int, order: int) -> "NgramCounts":
-        """The inverse of ``arrays``; KeyError where one is missing, ValueError where they do not fit."""
+        """Return the inverse of ``arrays``; KeyError where one is missing, ValueError where they do not fit."""
         levels = tuple(
             Level(*columns(arrays[f"keys.{k}"], arrays[f"counts.{k}"], f"order {k}")) for k in range(1, order + 1)
         )
@@ -78,7 +78,7 @@ class NgramCounts:
 
 
 def columns(keys: Any, counts: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """The same, once it is clear that they are a whole number for each key."""
+    """Return the same, once it is clear that they are a whole number for each key."""
     if keys.ndim != 1 or keys.shape != counts.shape or keys.dtype.kind != "i" or counts.dtype.kind != "i":
         raise ValueError(f"{what} has keys {keys.dtype} {keys.shape} and counts {counts.dtype} {counts.shape}")
     return keys, counts
@@ -116,7 +116,7 @@ class _Found(NamedTuple):
 
 
 def _level(stream: Integer[np.ndarray, " tokens"], shorter: list[Int64[np.ndarray, " _"]], V: int, eos: int) -> _Found:
-    """The n-grams that are one token longer than the longest known ones."""
+    """Return the n-grams that are one token longer than the longest known ones."""
     k, start, none = len(shorter) + 1, 0, np.zeros(0, dtype=np.int64)
     found = _Found(none, none, none)
     while start < len(stream):
@@ -135,7 +135,7 @@ def _level(stream: Integer[np.ndarray, " tokens"], shorter: list[Int64[np.ndarra
 def _nodes(
     levels: list[Int64[np.ndarray, " _"]], tokens: Int64[np.ndarray, " T"], after_eos: np.ndarray, V: int, eos: int
 ) -> tuple[Int64[np.ndarray, " T"], Int64[np.ndarray, " T"]]:
-    """Nodes of the longest known n-grams: of the one before each place, −1 for none, and of the one that ends there."""
+    """Return nodes of the longest known n-grams: the one before each place (−1: none), and the one ending there."""
     context = np.zeros(len(tokens), dtype=np.int64)
     ending = context
     for k, keys in enumerate(levels, 1):

@@ -34,7 +34,7 @@ class Preset:
     about: str
 
     def config(self, *, vocab_size: int, eos: int, dropout: float = 0.0) -> "PreTrainedConfig":
-        """The Hugging Face configuration."""
+        """Return the Hugging Face configuration."""
         from transformers import GPT2Config, GPTNeoXConfig
 
         if self.family == "neox":
@@ -91,14 +91,14 @@ PRESETS = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of this name."""
+    """Return the preset of this name."""
     if name not in PRESETS:
         raise UserError(f"there is no preset {name!r}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name]
 
 
 def build(config: "PreTrainedConfig", rng: Rng) -> "PreTrainedModel":
-    """A network with fresh weights; the global random state is left as it was."""
+    """Return a network with fresh weights; the global random state is left as it was."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng():
@@ -117,7 +117,7 @@ def set_dropout(model: "PreTrainedModel", probability: float) -> None:
 
 
 def count_parameters(config: "PreTrainedConfig") -> int:
-    """How many parameters a network would have, without allocating one."""
+    """Return how many parameters a network would have, without allocating one."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

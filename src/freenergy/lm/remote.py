@@ -10,8 +10,8 @@ Each candidate is a request of its own with a seed of its own, ``rng.child("remo
 bits: the same ``Rng`` gives the same request seeds whatever the batch around a candidate. Whether equal seeds give
 equal text is up to the server (batching changes the last bits of a GPU's sums).
 
-A server stops at EOS; where the space goes on, so does the next request. ``ignore_eos`` is never sent: to vLLM it means
-"go on after EOS", to llama.cpp "never draw EOS", which is another law.
+A server stops at EOS; where the space continues, so does the next request. ``ignore_eos`` is never sent: to vLLM it
+means "continue after EOS", to llama.cpp "never draw EOS", which is another law.
 """
 
 import math
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 @final
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One candidate; ``tail`` is the most probability that any of its lists left out."""
+    """One candidate; ``tail`` is the largest probability that any of its lists left out."""
 
     tokens: list[int]
     log_base: float
@@ -62,7 +62,7 @@ class RemoteLM:
     """P_LM(x | c) of a model behind ``url``; ``vocab_size`` and ``eos`` are those of its tokenizer.
 
     ``most_log_probs`` is the longest list of likeliest tokens that the server gives (vLLM: ``--max-logprobs``, 20
-    unless told), ``stops`` are tokens other than EOS at which it stops (end-of-turn tokens), ``batch`` counts prompts
+    by default), ``stops`` are tokens other than EOS at which it stops (end-of-turn tokens), ``batch`` counts prompts
     in a scoring request and ``parallel`` requests at a time. The API key travels in a header and is never shown.
     """
 
@@ -116,7 +116,7 @@ class RemoteLM:
         return cls(vocab_size=tokenizer.vocab_size, eos=tokenizer.eos, api_key=key, **settings)
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """log P_LM(x | c)."""
+        """Compute log P_LM(x | c)."""
         contexts = started(x.contexts, self.eos)
         check_fits(contexts, int(x.lengths.max()) if x.lengths.numel() else 0, self.max_length)
         pairs = [(c, y) for c, ys in zip(contexts.lists(), x.lists(), strict=True) for y in ys]
@@ -129,7 +129,7 @@ class RemoteLM:
         return torch.tensor(sums, dtype=torch.float64, device=x.tokens.device).view(x.shape)
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
-        """log P_LM(v | c) for every token v; the server must give the log-probabilities of its whole vocabulary."""
+        """Compute log P_LM(v | c) of every token v; the server must return the log-probs of its whole vocabulary."""
         rows = started(contexts, self.eos).lists()
         self.scoring.check_ids(token for row in rows for token in row)
         with self.server.client() as client:
@@ -139,7 +139,7 @@ class RemoteLM:
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
-        """``num`` independent continuations of each context, in ``space``."""
+        """Draw ``num`` independent continuations of each context, in ``space``."""
         self._check_request(num, space, truncation)
         rows = started(contexts, self.eos)
         check_fits(rows, space.length, self.max_length)
@@ -164,7 +164,7 @@ class RemoteLM:
     def _draw(
         self, client: httpx.Client, space: SequenceSpace, truncation: Truncation, job: tuple[list[int], Rng]
     ) -> "_Draw":
-        """One candidate, in as many requests as the server makes of it."""
+        """Draw one candidate, in as many requests as the server needs."""
         context, rng = job
         size = list_size(truncation, vocab_size=self.vocab_size, most_log_probs=self.most_log_probs)
         kept = min(truncation.top_k or self.vocab_size, self.vocab_size)
@@ -187,7 +187,7 @@ class RemoteLM:
         return _Draw(tokens, math.fsum(base), math.fsum(proposal), max(tail(step.top, size) for step in steps))
 
     def _drawn_steps(self, answer: Answer, left: int) -> list[tuple[int, Step]]:
-        """The tokens of an answer that tells all it drew: as many as were asked for, or up to one that ends it."""
+        """Return the tokens of an answer that reports all it drew: as many as requested, or up to one that ends it."""
         if not answer.steps:
             raise self.scoring.no_log_probs()
         steps = [(step.token, step) for step in answer.steps if step.token is not None]
@@ -222,7 +222,7 @@ class RemoteLM:
         check_knowable(truncation, vocab_size=self.vocab_size, most_log_probs=self.most_log_probs)
 
     def _check_raw(self, drawn: Sequence["_Draw"], truncation: Truncation) -> None:
-        """Lists that always sum to one are of the truncated law, and log P_LM cannot be had from them."""
+        """Refuse lists that always sum to one: they are of the truncated law, which does not give log P_LM."""
         steps, size = sum(len(draw.tokens) for draw in drawn), truncation.top_k or self.most_log_probs
         if steps >= _ENOUGH and size < self.vocab_size and max(draw.tail for draw in drawn) < ROUNDING:
             raise UserError(

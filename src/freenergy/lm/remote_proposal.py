@@ -1,4 +1,4 @@
-"""What a server's list of likeliest tokens tells about the proposal q.
+"""What a server's list of likeliest tokens says about the proposal q.
 
     log q(x) = log P(x) / T − log Σ_{v kept} P(v)^{1/T}
 
@@ -34,19 +34,19 @@ def check_knowable(truncation: Truncation, *, vocab_size: int, most_log_probs: i
 
 
 def list_size(truncation: Truncation, *, vocab_size: int, most_log_probs: int) -> int:
-    """How many of the likeliest tokens are asked for, to know q."""
+    """Return how many of the likeliest tokens are asked for, to know q."""
     if truncation.is_identity:
         return 1
     return min(truncation.top_k or most_log_probs, vocab_size)
 
 
 def log_proposal(top: Mapping[int, float], drawn: float, truncation: Truncation, size: int, server: str) -> float:
-    """log q of a token with log-probability ``drawn``, from the ``size`` likeliest tokens."""
+    """Compute log q of a token with log-probability ``drawn``, from the ``size`` likeliest tokens."""
     ranked = sorted(top.values(), reverse=True)[:size]  # a server may add the drawn token to its list
     if len(ranked) < size:
         raise UserError(
-            f"{size} log-probabilities a token were asked for and the server at {server} gave {len(ranked)}: start it "
-            f"so that it gives more (vLLM: --max-logprobs {size}), or lower top_k"
+            f"{size} log-probabilities per token were requested and the server at {server} gave {len(ranked)}: start "
+            f"it so that it gives more (vLLM: --max-logprobs {size}), or lower top_k"
         )
     num = _num_kept(ranked, drawn, truncation, server)
     log_q = torch.tensor([drawn, *ranked[:num]], dtype=torch.float64) / truncation.temperature
@@ -54,12 +54,12 @@ def log_proposal(top: Mapping[int, float], drawn: float, truncation: Truncation,
 
 
 def tail(top: Mapping[int, float], size: int) -> float:
-    """The probability outside the ``size`` likeliest tokens."""
+    """Return the probability outside the ``size`` likeliest tokens."""
     return 1 - math.fsum(math.exp(value) for value in sorted(top.values(), reverse=True)[:size])
 
 
 def _num_kept(ranked: list[float], drawn: float, truncation: Truncation, server: str) -> int:
-    """How many of the likeliest tokens the truncation keeps; the drawn one must be among them."""
+    """Return how many of the likeliest tokens the truncation keeps; the drawn one must be among them."""
     rank = sum(value > drawn + ROUNDING for value in ranked)
     num, top_p = len(ranked), truncation.top_p or 1.0
     if top_p < 1:

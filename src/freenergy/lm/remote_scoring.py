@@ -4,7 +4,7 @@
 
 Three ways, all exact. *Echo*: the server lists the log-probabilities of its prompt c x, many prompts a request (vLLM).
 *Forced*: each token is drawn under a bias of its logit that leaves no choice, and its log-probability by the raw logits
-is read, one request a token (llama.cpp, which refuses echo). *Whole list*: the log-probabilities of the vocabulary.
+is read, one request per token (llama.cpp, which refuses echo). *Whole list*: the log-probabilities of the vocabulary.
 """
 
 import math
@@ -54,21 +54,21 @@ class Scoring:
         return self.forced, self.forced(client, pairs)
 
     def echoed(self, client: httpx.Client, pairs: Sequence[Pair], max_tokens: int = 0) -> list[float]:
-        """Sums over the continuations, from the log-probabilities of the prompts."""
+        """Sum over the continuations, from the log-probabilities of the prompts."""
         prompts = [c + x for c, x in pairs]
         knobs = {"echo": True, "max_tokens": max_tokens, "logprobs": 1, "prompt_logprobs": 1, "top_k": self.vocab_size}
         answers = self.server.ask(client, prompts, **knobs)
         return [
-            math.fsum(self.value(step, token) for step, token in self._beside(answer, c + x)[len(c) :])
+            math.fsum(self.value(step, token) for step, token in self._with_tokens(answer, c + x)[len(c) :])
             for answer, (c, x) in zip(answers, pairs, strict=True)
         ]
 
     def forced(self, client: httpx.Client, pairs: Sequence[Pair]) -> list[float]:
-        """Sums over the continuations, token by token."""
+        """Sum over the continuations, token by token."""
         return [math.fsum(self._forced_token(client, c + x[:t], x[t]) for t in range(len(x))) for c, x in pairs]
 
     def whole_list(self, client: httpx.Client, prompt: list[int]) -> list[float]:
-        """log P(v | prompt) for every token v."""
+        """Compute log P(v | prompt) for every token v."""
         V = self.vocab_size
         found: dict[int, float] = {}
         for extra in ({}, {"logit_bias": {str(self.eos): _FORCE}}):  # the second: see _forced_token
@@ -85,7 +85,7 @@ class Scoring:
         return [found[token] for token in range(V)]
 
     def value(self, step: Step, token: int) -> float:
-        """A step's log-probability of its token, which must be one."""
+        """Return a step's log-probability of its token, which must be one."""
         value = step.log_prob if step.log_prob is not None else step.top.get(token)
         if value is None:
             raise self.no_log_probs()
@@ -112,8 +112,8 @@ class Scoring:
             "look whether they are switched off"
         )
 
-    def _beside(self, answer: Answer, prompt: list[int]) -> list[tuple[Step, int]]:
-        """The steps beside the tokens that were sent, which must be the same tokens."""
+    def _with_tokens(self, answer: Answer, prompt: list[int]) -> list[tuple[Step, int]]:
+        """Pair the steps with the tokens that were sent, which must be the same tokens."""
         if len(answer.steps) < len(prompt):
             raise _NoEchoError
         pairs = list(zip(answer.steps, prompt, strict=False))

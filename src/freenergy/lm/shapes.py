@@ -34,16 +34,16 @@ class Shape:
     vocab_size: int  # V
 
     def reading(self, tokens: float | int, seen: float | int) -> float:
-        """FLOPs to read so many tokens, each with ``seen`` tokens in sight."""
+        """Return the FLOPs to read ``tokens`` tokens, each with ``seen`` tokens in sight."""
         return tokens * (2.0 * self.weights + 4.0 * self.layers * self.attention * seen)
 
     def predicting(self, tokens: float | int) -> float:
-        """FLOPs of the logits of so many tokens."""
+        """Return the FLOPs of the logits of ``tokens`` tokens."""
         return tokens * 2.0 * self.width * self.vocab_size
 
 
 def shape_of(config: "PreTrainedConfig") -> Shape:
-    """The shape of a network with this configuration; nothing is allocated."""
+    """Return the shape of a network with this configuration; nothing is allocated."""
     from transformers import AutoModel
     from transformers.pytorch_utils import Conv1D
 
@@ -64,7 +64,7 @@ def shape_of(config: "PreTrainedConfig") -> Shape:
 
 
 def shape_in(folder: Path) -> Shape:
-    """The shape of a checkpoint."""
+    """Return the shape of a checkpoint."""
     from transformers import AutoConfig
 
     try:

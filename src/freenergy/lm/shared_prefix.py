@@ -131,7 +131,7 @@ def _attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls; each query sees its prefix and what it may of its own row."""
+    """Attend, called by transformers: each query sees its prefix and what it may of its own row."""
     strange = {name for name, value in kwargs.items() if value is not None} - _HANDLED
     if attention_mask is not None or strange:
         raise NotImplementedError(f"attention with {sorted(strange) or 'a mask'}")
@@ -165,7 +165,7 @@ def _over_prefix(
     step: Int[Tensor, " S"],
     terms: _Terms,
 ) -> tuple[Tensor, Tensor]:
-    """All N·G·S queries of a context against one copy of its keys."""
+    """Attend from all N·G·S queries of a context to one copy of its keys."""
     (B, N, K, G, S, D), P = q.shape, k.shape[2]
     ahead = torch.arange(P, device=q.device) - lengths.view(B, 1)  # −1 is the last token of the context
     hidden = None
@@ -186,7 +186,7 @@ def _over_row(
     step: Int[Tensor, " S"],
     terms: _Terms,
 ) -> tuple[Tensor, Tensor]:
-    """Every row against its own keys: its past, or all its real tokens; a window is as wide to both sides."""
+    """Attend from every row to its own keys: its past, or all its tokens; a window is as wide to both sides."""
     (B, N, K, G, S, D), T = q.shape, k.shape[2]
     place = torch.arange(T, device=q.device)
     back = step.view(S, 1) - place
@@ -201,12 +201,12 @@ def _over_row(
 
 
 def _all_are(lengths: Int[Tensor, " rows"], width: int) -> bool:
-    """Whether nothing is padded; only a CPU is asked, since another device would have to be waited for."""
+    """Return whether nothing is padded; only a CPU is asked, since another device would have to be waited for."""
     return lengths.device.type == "cpu" and bool((lengths == width).all())
 
 
 def _part(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, terms: _Terms) -> tuple[Tensor, Tensor]:
-    """Attention over one part, and the log of its share of the softmax's denominator."""
+    """Attend over one part; return also the log of its share of the softmax's denominator."""
     asks = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if hidden is None and not asks and terms == _PLAIN and q.device.type == "cpu" and k.shape[2]:
         out, mass = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=1.0)

@@ -27,7 +27,7 @@ class Stepper(Protocol):
     """A model in the middle of B × N continuations: it holds what it has read, and reads one more token of each."""
 
     def first(self) -> Float[Tensor, "B V"]:
-        """log P(v | c): one row a context, since all its candidates begin alike."""
+        """Compute log P(v | c): one row per context, since all its candidates begin alike."""
         ...
 
     def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
@@ -40,7 +40,7 @@ class ExchangingStepper(Stepper, Protocol):
     """A stepper whose candidates can take each other's place."""
 
     def select(self, rows: Int[Tensor, "B N"]) -> None:
-        """Candidate n of context b becomes what candidate rows[b, n] of that context was."""
+        """Replace candidate n of context b by candidate rows[b, n] of that context."""
         ...
 
 
@@ -49,12 +49,12 @@ class SteppingLM(Protocol):
     """A language model that has a stepper of its own, faster than reading everything again."""
 
     def stepper(self, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
-        """At the start of ``num`` continuations of each context, of at most ``length`` tokens."""
+        """Return a stepper at the start of ``num`` continuations of each context, of at most ``length`` tokens."""
         ...
 
 
 def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
-    """A stepper of any language model: its own, or one that reads whole strings by ``next_log_probs``."""
+    """Return a stepper of any language model: its own, or one that reads whole strings by ``next_log_probs``."""
     if isinstance(lm, SteppingLM):
         return lm.stepper(contexts, num, length)
     readable = started(contexts, lm.eos)
@@ -69,7 +69,7 @@ def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> Exch
 
 @torch.no_grad()
 def log_proposal(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B N"]:
-    """log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
+    """Compute log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
     B, N, L = x.tokens.shape
     stepper = begin(lm, x.contexts, N, max(L, 1))
     log_q = truncation(stepper.first().unsqueeze(1).expand(B, N, -1))
@@ -94,7 +94,7 @@ class PlainStepper:
         self.states = states.unsqueeze(1)
 
     def first(self) -> Float[Tensor, "B V"]:
-        """log P of the first token."""
+        """Compute log P of the first token."""
         return self.log_first
 
     def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
@@ -112,7 +112,7 @@ class PlainStepper:
 
 
 def exchanged(values: Shaped[Tensor, "B _ *more"], rows: Int[Tensor, "B N"]) -> Shaped[Tensor, "B _ *more"]:
-    """values[b, rows[b, n]]; what all candidates of a context still share, [B, 1], stays as it is."""
+    """Return values[b, rows[b, n]]; what all candidates of a context still share, [B, 1], stays as it is."""
     if values.shape[1] == 1:
         return values
     return values[torch.arange(len(rows), device=rows.device).unsqueeze(1), rows]
@@ -154,7 +154,7 @@ class Walk:
         self._length = length
 
     def select(self, rows: Int[Tensor, "B N"]) -> None:
-        """Candidate n of context b becomes what candidate rows[b, n] was; it goes on with randomness of its own."""
+        """Replace candidate n of context b by candidate rows[b, n]; it continues with its own randomness."""
         assert isinstance(self._stepper, ExchangingStepper), "a stepper from ``begin`` can exchange its candidates"
         rows = rows.to(self._tokens.device)
         self._stepper.select(rows)
@@ -163,7 +163,7 @@ class Walk:
 
     @property
     def x(self) -> Continuations:
-        """The continuations so far."""
+        """Return the continuations so far."""
         tokens = self._tokens[:, :, : self._length]
         return Continuations(self._contexts, tokens, self._space.lengths(tokens))
 
@@ -189,7 +189,7 @@ def in_chunks(
     most_contexts: int | None = None,
     draw: Callable[..., Draws] = ancestral,
 ) -> Draws:
-    """Ancestral sampling with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
+    """Sample ancestrally with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
 
     ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates;
     ``draw`` samples with it as ``ancestral`` does, and may look on.
@@ -211,10 +211,10 @@ def in_chunks(
     return Draws.cat(chunks, dim=0)
 
 
-def _alike(num: int, most: int) -> int:
-    """``num`` in as few parts as ``most`` allows, about as large as each other: a few left over would be slow."""
-    parts = -(-num // most)
-    return min(most, -(-num // (64 * parts)) * 64)  # in blocks of the compiled steps
+def _alike(num: int, max_rows: int) -> int:
+    """Split ``num`` into as few parts as ``max_rows`` allows, of about equal size: a small rest would be slow."""
+    parts = -(-num // max_rows)
+    return min(max_rows, -(-num // (64 * parts)) * 64)  # in blocks of the compiled steps
 
 
 def _picked(log_probs: Tensor, chosen: Tensor) -> Tensor:
@@ -227,12 +227,12 @@ def sum_tokens(values: Float[Tensor, "*rows L"], mask: Bool[Tensor, "*rows L"]) 
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """float64 wherever the device has it."""
+    """Return float64 wherever the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def started(contexts: Sequences, eos: int) -> Sequences:
-    """Contexts with the empty ones replaced by [EOS]: an empty context is the start of a document."""
+    """Return contexts with the empty ones replaced by [EOS]: an empty context is the start of a document."""
     if len(contexts) == 0 or int(contexts.lengths.min()) > 0:
         return contexts
     tokens = torch.nn.functional.pad(contexts.tokens, (0, int(contexts.tokens.shape[1] == 0)))

@@ -43,18 +43,18 @@ class TabularLM:
             self.order += 1
         if self.vocab_size**self.order != logits.shape[0] or not 0 <= eos < self.vocab_size:
             raise UserError(
-                f"a table of {logits.shape[0]} rows over {self.vocab_size} tokens with EOS {eos} is no language model: "
+                f"a table of {logits.shape[0]} rows over {self.vocab_size} tokens, EOS {eos}, is not a language model: "
                 f"give {self.vocab_size}**k rows for order k, and an EOS below {self.vocab_size}"
             )
         self.table = logits.log_softmax(-1)
 
     @classmethod
     def random(cls, rng: Rng, *, vocab_size: int, order: int, eos: int = 0, spread: float = 1.0) -> "TabularLM":
-        """A table with normal logits of the given spread, float64."""
+        """Return a table with normal logits of the given spread, float64."""
         return cls(spread * rng.normal(vocab_size**order, vocab_size), eos=eos)
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
-        """log P_LM(x | c)."""
+        """Compute log P_LM(x | c)."""
         B, N, L = x.tokens.shape
         if not L:
             return torch.zeros(B, N, dtype=self.table.dtype)
@@ -65,25 +65,25 @@ class TabularLM:
         return sum_tokens(log_p.gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1), x.mask)
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
-        """log P_LM(v | c) for every token v."""
+        """Compute log P_LM(v | c) for every token v."""
         return self.table[self._row(self._history(contexts))]
 
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
-        """``num`` independent continuations of each context."""
+        """Draw ``num`` independent continuations of each context."""
         read = partial(self._read, contexts)
         return in_chunks(read, contexts, num, space, rng, truncation, rows=_ROWS)
 
     def stepper(self, contexts: Sequences, num: int, length: int) -> "_TableStepper":
-        """At the start of ``num`` continuations of each context."""
+        """Return a stepper at the start of ``num`` continuations of each context."""
         return _TableStepper(self, contexts, num)
 
     def _read(self, contexts: Sequences, some: slice) -> Callable[[int], "_TableStepper"]:
         return partial(_TableStepper, self, contexts[some])
 
     def _history(self, contexts: Sequences) -> Int[Tensor, "B k"]:
-        """The last k tokens of each context, EOS before the first."""
+        """Return the last k tokens of each context, EOS before the first."""
         rows = [([self.eos] * self.order + row)[len(row) :] for row in contexts.lists()]
         return torch.tensor(rows, dtype=torch.long).view(len(contexts), self.order)
 

@@ -1,4 +1,4 @@
-"""What a language model thinks of each token of a given text.
+"""Log-probabilities of each token of a given text (teacher forcing).
 
     log P_LM(x_t | c, x_<t) at every place t, and the k likeliest tokens there
 
@@ -23,7 +23,7 @@ _NUMBERS = 2**23  # log-probabilities held at once: 64 MB in float64
 
 @final
 @dataclass(frozen=True, slots=True)
-class Forced:
+class TokenLogProbs:
     """Numbers of every place of B × N continuations, float64 on the CPU; 0 where there is no token."""
 
     log_prob: Float[Tensor, "batch num length"]
@@ -32,8 +32,10 @@ class Forced:
 
 
 @torch.no_grad()
-def forced(lm: LanguageModel, x: Continuations, k: int = 0, truncation: Truncation = ANCESTRAL) -> Forced:
-    """log P of each token of the continuations, and the ``k`` likeliest tokens at each place.
+def token_log_probs(
+    lm: LanguageModel, x: Continuations, k: int = 0, truncation: Truncation = ANCESTRAL
+) -> TokenLogProbs:
+    """Compute log P of each token of the continuations, and the ``k`` likeliest tokens at each place.
 
     With a ``truncation`` both are of the truncated model.
     """
@@ -48,12 +50,13 @@ def forced(lm: LanguageModel, x: Continuations, k: int = 0, truncation: Truncati
         parts = [_read(lm, some.candidates(slice(n, n + rows)), k, truncation) for n in range(0, N, rows)]
         found.append(tuple(torch.cat(columns, dim=1) for columns in zip(*parts, strict=True)))
     if not found:
-        return Forced(torch.zeros(B, N, L).double(), torch.zeros(B, N, L, k).long(), torch.zeros(B, N, L, k).double())
-    return Forced(*(torch.cat(columns) for columns in zip(*found, strict=True)))
+        blank = torch.zeros(B, N, L, k)
+        return TokenLogProbs(torch.zeros(B, N, L).double(), blank.long(), blank.double())
+    return TokenLogProbs(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 
 
 def _read(lm: LanguageModel, x: Continuations, k: int, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
-    """All places of some continuations, one after the other."""
+    """Read all places of some continuations, one after the other."""
     B, N, L = x.tokens.shape
     stepper, columns = begin(lm, x.contexts.trimmed(), N, L), []
     log_p = stepper.first().unsqueeze(1).expand(B, N, -1)

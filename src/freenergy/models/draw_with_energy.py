@@ -2,8 +2,8 @@
 
     E(x) = Σ_i s_i · E_i(trace of x) + Σ_j s_j · E_j(x)
 
-A probe reads a trace (``base.traces``), which the base can keep while it draws; so where the energy is a probe of that
-base, or a product with such parts, they cost next to nothing. The other parts read the text, equal strings of a
+A probe reads a trace (``lm.activations``), which the base can keep while it draws; so where the energy is a probe of
+that base, or a product with such parts, they cost next to nothing. The other parts read the text, equal strings of a
 context once.
 """
 

@@ -14,7 +14,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
 from freenergy.core.roles import ANCESTRAL, Draws, Examples, LanguageModel, Model, NoiseState, Truncation
 from freenergy.core.sequences import Continuations, SequenceSpace
-from freenergy.lm.token_log_probs import forced
+from freenergy.lm.token_log_probs import token_log_probs
 
 
 @final
@@ -51,7 +51,7 @@ class FromLM:
         """Returns log q(x | c); −inf where a token was dropped by the truncation."""
         if self.truncation.is_identity:
             return self.lm.log_prob(x)
-        return forced(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
+        return token_log_probs(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
 
 
 def stream_of(rng: Rng, numbers: list[int]) -> Rng:

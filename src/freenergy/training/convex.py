@@ -117,7 +117,7 @@ def cross_fitted(
     cuts: int = 1,
     scratch: Path | None = None,
 ) -> Float[Tensor, "M candidates"]:
-    """Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
+    """Compute Σ_parts E of each window by parts that were fitted without it; the parts themselves stay as they are.
 
     This is what the parts are worth on text that they have not seen, and so what is left for another energy to learn.
     With several ``cuts`` every window appears once per cut, and all cuts of a window are left out together.
@@ -140,7 +140,7 @@ def cross_fitted(
 
 @torch.no_grad()
 def joint_energy(parts: Sequence[FeatureEnergy], features: Sequence[Features]) -> Float[Tensor, "M candidates"]:
-    """Σ_parts E of the data (first column) and the negatives."""
+    """Compute Σ_parts E of the data (first column) and the negatives."""
     columns = [
         torch.cat([part.energy_of(piece).cpu() for piece in _pieces(each)])
         for part, each in zip(parts, features, strict=True)
@@ -182,7 +182,7 @@ class _Problem:
     def solve(
         self, l2: float, start: Float64[np.ndarray, " size"], iterations: int
     ) -> tuple[Fit, Float64[np.ndarray, " size"]]:
-        """L-BFGS from ``start``."""
+        """Minimise by L-BFGS from ``start``."""
         if not l2 >= 0:
             raise UserError(f"l2 is {l2}: set it to 0 or more")
         # features in float32 give slopes with an error of some 1e-6, and a search for a better zero would fail
@@ -194,7 +194,7 @@ class _Problem:
     def value_and_slope(
         self, at: Float64[np.ndarray, " size"], l2: float
     ) -> tuple[float, Float64[np.ndarray, " size"]]:
-        """The objective with its penalty, and its gradient: one pass over z."""
+        """Return the objective with its penalty, and its gradient: one pass over z."""
         w, b = at[:-1], at[-1]
         value, gradient = 0.0, np.zeros(self.size)
         for some in self._chunks():
@@ -221,7 +221,7 @@ class _Problem:
         return [w[i:j] for i, j in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
 
     def _chunks(self) -> Iterator[slice]:
-        """Windows whose features are looked at together."""
+        """Yield windows whose features are read together."""
         step = max(1, _BATCH_SIZE // (self.columns * (self.size - 1)))
         return (slice(first, min(first + step, self.rows)) for first in range(0, self.rows, step))
 
@@ -231,16 +231,16 @@ class _Problem:
         return self.offset[some].double().cpu()
 
     def _loss(self, energy: Float[Tensor, "chunk candidates"]) -> Float[Tensor, ""]:
-        """The part of the objective that these windows have."""
+        """Return the part of the objective that these windows have."""
         return self.objective(*scores_of(energy)).value * (len(energy) / self.rows)
 
     def _value_at(self, constant: float) -> float:
-        """The objective where every energy is the offset and a constant."""
+        """Return the objective where every energy is the offset and a constant."""
         return sum(float(self._loss(self._offset(some) + constant)) for some in self._chunks())
 
 
 def _check(part: FeatureEnergy, features: Pieces, first: Pieces) -> None:
-    """Features of the same windows and negatives for every part, one number for each of its weights."""
+    """Check that all parts have features of the same windows, one number for each weight."""
     wanted = (*first.shape[:2], len(part.names))
     if features.shape != wanted:
         raise UserError(

@@ -48,15 +48,15 @@ class FeatureCache:
         self.length = length
 
     def chunks(self) -> Iterator[Int[Tensor, " chunk"]]:
-        """The windows in order, chunk by chunk."""
+        """Return the windows in order, chunk by chunk."""
         return map(self.chunk, range(-(-len(self.contrast) // self.batch_size)))
 
     def chunk(self, k: int) -> Int[Tensor, " chunk"]:
-        """The windows of chunk k."""
+        """Return the windows of chunk k."""
         return torch.arange(k * self.batch_size, min((k + 1) * self.batch_size, len(self.contrast)))
 
     def pieces(self, energy: FeatureEnergy, label: str, progress: Progress) -> Pieces:
-        """Features of every window [M, 1 + K, F], chunk by chunk; what is not on disk is computed now, with a bar."""
+        """Load features of all windows [M, 1 + K, F] by chunks; what is not on disk is computed, with a bar."""
         with progress.track(f"features of {type(energy).__name__}, {label}", len(self.contrast), "windows") as advance:
             for chunk in self.chunks():
                 self.features(energy, chunk)
@@ -65,7 +65,7 @@ class FeatureCache:
         return Pieces(shape, lambda: (self.features(energy, chunk) for chunk in self.chunks()))
 
     def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
-        """Features of one chunk, float32, from disk where they are there."""
+        """Return features of one chunk, float32, from disk if they are there."""
         path = _path(self.place(energy), chunk)
         if not path.is_file():
             found = self._read(energy, chunk).float().cpu().contiguous()
@@ -74,7 +74,7 @@ class FeatureCache:
         return read_tensors(path)["features"]
 
     def place(self, energy: FeatureEnergy) -> Path:
-        """The folder of the shards of an energy's features."""
+        """Return the folder of the shards of an energy's features."""
         about = [
             version("freenergy"),
             energy.fingerprint,
@@ -85,7 +85,7 @@ class FeatureCache:
         return self.folder / fingerprint(about if self.length is None else [*about, self.length])
 
     def missing(self, energy: FeatureEnergy) -> list[int]:
-        """The numbers of the chunks whose features are not there."""
+        """Return the numbers of the chunks whose features are not there."""
         place = self.place(energy)
         return [k for k, chunk in enumerate(self.chunks()) if not _path(place, chunk).is_file()]
 
@@ -99,7 +99,7 @@ class FeatureCache:
 
     @torch.no_grad()
     def energies(self, energy: Energy, chunk: Int[Tensor, " chunk"], rows: int) -> Float[Tensor, "chunk candidates"]:
-        """E of one chunk, float64; linear energies by their features, networks by reading ``rows`` strings at once."""
+        """Compute E of one chunk, float64: linear energies from features, networks with ``rows`` strings per call."""
         if isinstance(energy, EnergySum):
             return torch.stack([scale * self.energies(part, chunk, rows) for scale, part in energy.terms()]).sum(0)
         where = "stored windows"
@@ -109,7 +109,7 @@ class FeatureCache:
         return check_energies(E, energy, (len(chunk), 1 + self.contrast.store.per_prefix), where=where)
 
     def all_energies(self, energy: nn.Module, rows: int) -> Float[Tensor, "M candidates"]:
-        """E of every window."""
+        """Compute E of every window."""
         return torch.cat([self.energies(energy, chunk, rows) for chunk in self.chunks()])
 
 
@@ -117,7 +117,7 @@ PrefetchFn = Callable[[FeatureEnergy, FeatureCache, str, Progress], None]
 
 
 def no_prefetch(energy: FeatureEnergy, cache: FeatureCache, label: str, progress: Progress) -> None:
-    """Features are computed when they are asked for."""
+    """Do nothing: features are computed when they are needed."""
 
 
 def _path(place: Path, chunk: Int[Tensor, " chunk"]) -> Path:
@@ -125,7 +125,7 @@ def _path(place: Path, chunk: Int[Tensor, " chunk"]) -> Path:
 
 
 def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N F"]:
-    """Features of windows of the training text: the datum, in the first column, must not find itself there."""
+    """Return features of training windows: the datum, in the first column, does not count its own occurrence."""
     if not energy.knows_text:
         return energy.features(x)
     data = energy.features(x.candidates(slice(0, 1)), leave_self_out=True)
@@ -133,7 +133,7 @@ def own_features(energy: FeatureEnergy, x: Continuations) -> Float[Tensor, "B N 
 
 
 def own_energies(energy: nn.Module, x: Continuations) -> Float[Tensor, "B N"]:
-    """E of the same, float64, by reading."""
+    """Compute E of training windows, float64, by reading them."""
     if isinstance(energy, EnergySum):
         return torch.stack([scale * own_energies(part, x) for scale, part in energy.terms()]).sum(0)
     if isinstance(energy, FeatureEnergy):

@@ -35,19 +35,19 @@ class Pieces:
 
     @classmethod
     def of(cls, data: Float[Tensor, "M 1 F"], negatives: Float[Tensor, "M K F"]) -> "Pieces":
-        """What is in memory, as one piece."""
+        """Wrap features in memory as one piece."""
         M, K, F = negatives.shape
         return cls((M, 1 + K, F), lambda: iter([torch.cat([data, negatives], dim=1)]))
 
     @staticmethod
     def joined(parts: "Sequence[Pieces]") -> "Pieces":
-        """The windows of all of them, one after the other."""
+        """Return the windows of all of them, one after the other."""
         _, candidates, F = parts[0].shape
         rows = sum(part.shape[0] for part in parts)
         return Pieces((rows, candidates, F), lambda: (piece for part in parts for piece in part))
 
     def some(self, keep: Bool[Tensor, " M"]) -> "Pieces":
-        """The windows where ``keep`` is true."""
+        """Return the windows where ``keep`` is true."""
 
         def read() -> Iterator[Tensor]:
             first = 0
@@ -64,7 +64,7 @@ class Pieces:
 
 
 def laid_flat(pieces: Iterable[Tensor], shape: tuple[int, int, int], folder: Path | None) -> np.ndarray:
-    """All pieces as one array [M, 1 + K, F]: in memory, or mapped from a nameless file in ``folder``.
+    """Write all pieces as one array [M, 1 + K, F]: in memory, or mapped from a nameless file in ``folder``.
 
     The file has no name from the beginning, so that whatever ends the process frees its room.
     """

@@ -4,8 +4,8 @@
 
 Saved parts stay. Linear parts are fitted together, one convex problem. Networks follow one by one, each on what the
 parts before it have left: since every part starts at E = 0, adding one never begins worse than before. What linear
-parts leave is told by fits that have not seen the window (``convex.cross_fitted``): with thousands of weights they tell
-nearly all pairs that they were fitted to, and a network would find nothing left to learn there.
+parts leave is measured by fits that have not seen the window (``convex.cross_fitted``): with thousands of weights they
+separate nearly all pairs that they were fitted to, and a network would find nothing left to learn there.
 
 With ``training.lengths`` above 1 every window is read at several cuts, each a row of its own for the objective.
 Choices between fits (l2, early stopping) are by the gain on whole continuations: they are the target.
@@ -47,7 +47,7 @@ _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that h
 def train_energy(
     settings: EnergySettings, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[EnergyModule, dict[str, Any]]:
-    """Train, or go on training, in ``folder``; the energy, and how it went."""
+    """Train, or resume training, in ``folder``; return the energy and a report."""
     wanted = settings.split()
     fitting = _Fitting(wanted, training, material, folder, rng, progress)
     linear = [i for i, part in enumerate(wanted) if part.fit == "convex"]
@@ -55,7 +55,7 @@ def train_energy(
     is_fitted = all((folder / f"part-{i}" / RECORD).is_file() for i in linear)
     fitting.linear = set(linear)
     for i in range(len(wanted)):
-        fitting.take(i, anew=i in linear and not is_fitted)
+        fitting.take(i, from_scratch=i in linear and not is_fitted)
     if fitting.ranks.is_first:
         fitting.fit_linear()
     fitting.meet()
@@ -67,8 +67,8 @@ def train_energy(
         return energy, {}
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
         path.unlink()
-    told = {"parts": fitting.told(len(wanted)), "validation": fitting.measure(energy)}
-    return energy, told | ({"certified_gain_by_length": fitting.by_length(energy)} if training.lengths > 1 else {})
+    report = {"parts": fitting.reports(len(wanted)), "validation": fitting.measure(energy)}
+    return energy, report | ({"certified_gain_by_length": fitting.by_length(energy)} if training.lengths > 1 else {})
 
 
 @final
@@ -95,9 +95,9 @@ class _Fitting:
         self.linear: set[int] = set()
         self.ranks = Ranks.found()
 
-    def take(self, i: int, *, anew: bool) -> None:
-        """Part i as it was left, or new."""
-        if (self.folder / f"part-{i}" / RECORD).is_file() and not anew:
+    def take(self, i: int, *, from_scratch: bool) -> None:
+        """Load part i if it is done, or build it."""
+        if (self.folder / f"part-{i}" / RECORD).is_file() and not from_scratch:
             self.done[i] = self._read(i)
             return
         settings, rng, trunk = self.wanted[i], self.rng.child("part", i), self.folder / f"trunk-{i}"
@@ -108,13 +108,13 @@ class _Fitting:
             self.waiting[i] = energy
 
     def fit_linear(self) -> None:
-        """All linear parts at once, by L-BFGS."""
+        """Fit all linear parts together, by L-BFGS."""
         parts = {i: energy for i, energy in self.waiting.items() if isinstance(energy, FeatureEnergy)}
         if not parts:
             return
         if "train" not in self.caches:
             raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
-        self._ahead(list(parts.values()))
+        self._prefetch(list(parts.values()))
         learned = [self._features(energy, "train", self.caches["train"]) for energy in parts.values()]
         whole_ones = self.caches["validation"][-1:]
         held_out = [self._features(energy, "validation", whole_ones) for energy in parts.values()]
@@ -132,12 +132,12 @@ class _Fitting:
             with atomic_write(self.folder / _LEFT) as aside:
                 save_file({"energy": E}, aside)
         for i, energy in parts.items():
-            told = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
+            report = {"kind": energy.settings.kind, "weights": len(energy.names), "l2": chosen.l2}
             more = {"tried": chosen.table, "iterations": chosen.fit.iterations, "converged": chosen.fit.converged}
-            self.keep(i, energy, told | more)
+            self.keep(i, energy, report | more)
 
     def _with_law(self, offset: Tensor | None) -> Tensor | None:
-        """The offset of the training windows and log q − log P_LM, which stands in the logit as an energy does."""
+        """Add log q − log P_LM to the offset of the training windows: it enters the logit as an energy does."""
         law, contrast = self.material.law, self.material.train
         if law is None or not isinstance(contrast, StoredContrast):
             return offset
@@ -145,7 +145,7 @@ class _Fitting:
         return log_ratio if offset is None else offset + log_ratio
 
     def meet(self) -> None:
-        """All ranks have the linear parts from here on."""
+        """Wait until all ranks have the linear parts."""
         self.ranks.barrier()
         for i in self.linear & set(self.waiting):
             self.done[i] = self._read(i)
@@ -156,7 +156,7 @@ class _Fitting:
         return load_energy(self.folder / f"part-{i}", base=material.base, tokenizer=material.corpus.tokenizer)
 
     def fit_network(self, i: int) -> None:
-        """One network by gradient descent, on top of the parts that are done."""
+        """Fit one network by gradient descent, on top of the parts that are done."""
         energy, training, material = self.waiting[i], self.training, self.material
         rng, folder, steps = self.rng.child("network", i), self.folder / f"training-{i}", training.optimisation
         offset = self._offset()
@@ -166,60 +166,60 @@ class _Fitting:
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)
         weights = sum(weight.numel() for weight in energy.parameters())
-        told = {"kind": self.wanted[i].kind, "weights": weights} | steps_taken(folder)
+        report = {"kind": self.wanted[i].kind, "weights": weights} | steps_taken(folder)
         contrast = self.material.validation
-        told |= energy.diagnose(lambda: contrast.all(torch.arange(len(contrast))), self.progress)
-        self.keep(i, energy, told | (self._in_int8(energy) if self.wanted[i].reads_int8 else {}))
+        report |= energy.diagnose(lambda: contrast.all(torch.arange(len(contrast))), self.progress)
+        self.keep(i, energy, report | (self._in_int8(energy) if self.wanted[i].reads_int8 else {}))
 
     def _in_int8(self, energy: EnergyModule) -> dict[str, Any]:
-        """From here on the energy is the one in int8; report how far it is from the one that was trained."""
+        """Quantise the energy, for good; report how far it is from the one that was trained."""
         contrast = self.material.validation
         shown, others = (contrast.all(part) for part in torch.arange(len(contrast))[: 2 * _SHOWN].chunk(2))
         largest, typical = int8_error(quantised(energy, shown), others)
         self.progress.say(f"in int8 its energies are {typical:.3g} nats off, {largest:.3g} at most")
         return {"int8_error": {"largest": largest, "root_mean_square": typical}}
 
-    def keep(self, i: int, energy: EnergyModule, told: dict[str, Any]) -> None:
-        """A part is done: it stays as it is from here on."""
+    def keep(self, i: int, energy: EnergyModule, report: dict[str, Any]) -> None:
+        """Save a part that is done: it stays as it is."""
         energy.eval().requires_grad_(False)
         if self.ranks.is_first:
-            write_json(self.folder / f"part-{i}.json", told)
+            write_json(self.folder / f"part-{i}.json", report)
             energy.save_pretrained(self.folder / f"part-{i}")
         self.done[i] = energy
         self.waiting.pop(i, None)
 
-    def told(self, count: int) -> list[dict[str, Any]]:
-        """How the training of each part went."""
+    def reports(self, count: int) -> list[dict[str, Any]]:
+        """Return the report of each part."""
         return [read_json(self.folder / f"part-{i}.json") for i in range(count)]
 
     def measure(self, energy: nn.Module, which: int = -1) -> dict[str, float]:
-        """Certified gain and accuracies on the validation windows, whole or at another cut."""
+        """Measure the certified gain and accuracies on the validation windows, whole or at another cut."""
         E = self.caches["validation"][which].all_energies(energy, self.training.rows)
         found = validation_of(E, self.training.objective)
         return {"certified_gain": -found.value, "candidates": float(E.shape[1]), **found.metrics}
 
     def by_length(self, energy: nn.Module) -> dict[str, float]:
-        """Certified gain on validation windows at each of the lengths that the energy was fitted at."""
+        """Measure the certified gain on validation windows at each of the lengths that the energy was fitted at."""
         return {str(t): self.measure(energy, which)["certified_gain"] for which, t in enumerate(self.cuts)}
 
     def _caches(self, contrast: StoredContrast, *, leave_self_out: bool) -> list[FeatureCache]:
-        """One for each cut; the last is whole, and so that of an energy which is fitted there alone."""
+        """Return one cache per cut; the last, of whole continuations, is shared with other fits."""
         folder, lengths = self.material.features, (*self.cuts[:-1], None)
         return [FeatureCache(folder, contrast, leave_self_out=leave_self_out, length=length) for length in lengths]
 
-    def _ahead(self, parts: list[FeatureEnergy]) -> None:
-        """Let others compute features that will be asked for here, if anyone is there."""
+    def _prefetch(self, parts: list[FeatureEnergy]) -> None:
+        """Let workers, if there are any, compute features that will be needed here."""
         for energy in parts:
             for label, caches in self.caches.items():
                 for cache in caches:
                     self.material.ahead(energy, cache, _words(label, cache), self.progress)
 
     def _features(self, energy: FeatureEnergy, label: str, caches: list[FeatureCache]) -> Pieces:
-        """Features of all windows, cut after cut."""
+        """Return features of all windows, cut after cut."""
         return Pieces.joined([cache.pieces(energy, _words(label, cache), self.progress) for cache in caches])
 
     def _offset(self) -> Offset | None:
-        """The energies of the parts that are done, on all stored windows."""
+        """Return the energies of the parts that are done, on all stored windows."""
         if not self.done:
             return None
         total, rows = Product([self.done[i] for i in sorted(self.done)]), self.training.rows
@@ -239,6 +239,6 @@ def _words(label: str, cache: FeatureCache) -> str:
 
 
 def steps_taken(folder: Path) -> dict[str, int]:
-    """How long a network was trained, from its own records, whatever interrupted it."""
+    """Return how long a network was trained, from its own records, whatever interrupted it."""
     records = read_records(folder)
     return {"steps": len(records), "best_step": max(record["step"] for record in records if record["is_best"])}

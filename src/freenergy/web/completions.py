@@ -15,7 +15,7 @@ from typing import Any, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
-from freenergy.lm.token_log_probs import Forced, forced
+from freenergy.lm.token_log_probs import token_log_probs
 from freenergy.samplers.resampling import Resampling
 from freenergy.text.texts import Text, Texts
 from freenergy.web.dialect import CompletionRequest, Refusal, evidence, is_base_name
@@ -179,7 +179,8 @@ class Completion:
             [[*(prompt[1:] if echo else ()), *text] for text in some]
             for prompt, some in zip(prompts, texts, strict=True)
         ]
-        found: Forced = forced(self.server.model.base, Continuations.from_lists(heads, rows), self.body.logprobs or 0)
+        x = Continuations.from_lists(heads, rows)
+        found = token_log_probs(self.server.model.base, x, self.body.logprobs or 0)
         first = [[Place(head[0], None, ())] if echo and head else [] for head in heads]
         return [[first[b] + places(tokens, found, b, n) for n, tokens in enumerate(row)] for b, row in enumerate(rows)]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from freenergy.corpus import Tokenizer
-from freenergy.lm.token_log_probs import Forced
+from freenergy.lm.token_log_probs import TokenLogProbs
 
 _LOWEST = -9999.0  # what the dialect writes for minus infinity
 _UNKNOWN = "\ufffd"
@@ -98,7 +98,7 @@ class Place:
     top: tuple[tuple[int, float], ...]
 
 
-def places(tokens: Sequence[int], found: Forced, b: int, n: int) -> list[Place]:
+def places(tokens: Sequence[int], found: TokenLogProbs, b: int, n: int) -> list[Place]:
     """Return what was found of the tokens of continuation n of context b."""
     L = len(tokens)
     rows = zip(

@@ -84,5 +84,5 @@ def test_forbidden_beginnings_have_no_rise(tokenizer):
 
 
 def test_nothing_to_look_at_is_one_sentence(tokenizer):
-    with pytest.raises(UserError, match="no text to look at"):
+    with pytest.raises(UserError, match="no text to read"):
         rising(curved, tokenizer, [1], [])

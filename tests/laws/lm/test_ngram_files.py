@@ -74,7 +74,7 @@ def test_cut_and_damaged_counts(folder: Path) -> None:
         with pytest.raises(UserError, match=r"ngram.safetensors is cut short or damaged .*: fit the model again"):
             NgramLM.from_pretrained(folder)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"is not what config.json beside it describes: fit the model again"):
+    with pytest.raises(UserError, match=r"is not what config.json next to it describes: fit the model again"):
         NgramLM.from_pretrained(folder)
 
 
@@ -82,13 +82,13 @@ def test_killed_between_the_two_files(folder: Path) -> None:
     config = (folder / "config.json").read_bytes()
     fitted(STREAM[:7]).save_pretrained(folder)
     (folder / "config.json").write_bytes(config)
-    with pytest.raises(UserError, match=r"ngram.safetensors is not what config.json beside it describes"):
+    with pytest.raises(UserError, match=r"ngram.safetensors is not what config.json next to it describes"):
         NgramLM.from_pretrained(folder)
 
 
 def test_foreign_arrays(folder: Path) -> None:
     save_file({"weight": np.zeros((2, 2), np.float32)}, folder / "ngram.safetensors")
-    with pytest.raises(UserError, match=r"hold no n-gram model \(KeyError\('keys.1'\)\): fit the model again"):
+    with pytest.raises(UserError, match=r"do not hold an n-gram model \(KeyError\('keys.1'\)\): fit the model again"):
         NgramLM.from_pretrained(folder)
 
 
@@ -96,11 +96,11 @@ def test_foreign_arrays(folder: Path) -> None:
     ("change", "sentence"),
     [
         ({"kind": "huggingface"}, "describes a model of kind 'huggingface': give the folder of an n-gram model"),
-        ({"vocab_size": 5}, "is not what config.json beside it describes"),
-        ({"tokenizer": "xyz"}, "is not what config.json beside it describes"),
-        ({"order": "five"}, "hold no n-gram model"),
-        ({"order": 4}, "hold no n-gram model"),
-        ({"order": None}, "hold no n-gram model"),
+        ({"vocab_size": 5}, "is not what config.json next to it describes"),
+        ({"tokenizer": "xyz"}, "is not what config.json next to it describes"),
+        ({"order": "five"}, "do not hold an n-gram model"),
+        ({"order": 4}, "do not hold an n-gram model"),
+        ({"order": None}, "do not hold an n-gram model"),
     ],
     ids=str,
 )

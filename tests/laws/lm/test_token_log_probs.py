@@ -5,7 +5,7 @@ import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.lm import token_log_probs as module
-from freenergy.lm.token_log_probs import forced
+from freenergy.lm.token_log_probs import token_log_probs
 
 SPACE = SequenceSpace(vocab_size=4, length=3, eos=0)
 CONTEXTS = [[1, 2, 3], [], [2]]
@@ -45,7 +45,7 @@ def everything():
 def test_every_place_of_every_string(lm, monkeypatch, is_bare, numbers):
     monkeypatch.setattr(module, "_NUMBERS", numbers)
     x = everything()
-    found = forced(Bare(lm) if is_bare else lm, x, k=3)
+    found = token_log_probs(Bare(lm) if is_bare else lm, x, k=3)
     for b, context in enumerate(CONTEXTS):
         for n, string in enumerate(x.lists()[b]):
             for t in range(SPACE.length):
@@ -63,17 +63,17 @@ def test_every_place_of_every_string(lm, monkeypatch, is_bare, numbers):
 
 def test_the_whole_list_and_none(lm):
     x = Continuations.from_lists([[1]], [[[2, 3]]])
-    assert forced(lm, x, k=4).log_top.exp().sum(-1).tolist() == [[pytest.approx([1, 1], abs=1e-12)]]
-    assert forced(lm, x).top.shape == (1, 1, 2, 0)
+    assert token_log_probs(lm, x, k=4).log_top.exp().sum(-1).tolist() == [[pytest.approx([1, 1], abs=1e-12)]]
+    assert token_log_probs(lm, x).top.shape == (1, 1, 2, 0)
     with pytest.raises(UserError, match=r"5 likeliest tokens .* 0 to 4"):
-        forced(lm, x, k=5)
+        token_log_probs(lm, x, k=5)
 
 
 def test_nothing_to_read(lm):
-    assert forced(lm, Continuations.from_lists([[1], [2]], [[[]], [[]]]), k=2).log_top.shape == (2, 1, 0, 2)
-    assert forced(lm, Continuations.from_lists([], []), k=2).log_prob.shape[0] == 0
+    assert token_log_probs(lm, Continuations.from_lists([[1], [2]], [[[]], [[]]]), k=2).log_top.shape == (2, 1, 0, 2)
+    assert token_log_probs(lm, Continuations.from_lists([], []), k=2).log_prob.shape[0] == 0
 
 
 def test_a_text_beyond_the_window_is_refused(lm):
     with pytest.raises(UserError, match="9"):
-        forced(Bare(lm), Continuations.from_lists([[1] * 8], [[[2, 3]]]))
+        token_log_probs(Bare(lm), Continuations.from_lists([[1] * 8], [[[2, 3]]]))

@@ -246,7 +246,7 @@ def names(lm):
 
 FAULTS = {
     "no-logprobs": (draw, {}, "gave no log-probabilities"),
-    "html": (score, {}, "answered with text/html that is no completion"),
+    "html": (score, {}, "answered with text/html that is not a completion"),
     "500": (score, {}, "answered 500 (CUDA is out of memory): look at the server's own log"),
     "401": (score, {}, "answered 401 (no key): check the API key"),
     "slow": (score, {"timeout_seconds": 0.2}, "did not answer within 0.2 seconds: raise timeout_seconds"),
@@ -310,8 +310,8 @@ def test_what_a_list_cannot_tell_is_refused(address, truncation, settings, sente
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: RemoteLM(url="ftp://host", vocab_size=V, eos=EOS), "is no address of a server"),
-        (lambda: RemoteLM(url="localhost:8000", vocab_size=V, eos=EOS), "is no address of a server"),
+        (lambda: RemoteLM(url="ftp://host", vocab_size=V, eos=EOS), "is not the address of a server"),
+        (lambda: RemoteLM(url="localhost:8000", vocab_size=V, eos=EOS), "is not the address of a server"),
         (lambda: RemoteLM(url="http://host:port", vocab_size=V, eos=EOS), "address cannot be read"),
         (lambda: RemoteLM(url="http://host", vocab_size=V, eos=V), "EOS is 11 in a vocabulary of 11"),
         (lambda: RemoteLM(url="http://host", vocab_size=V, eos=EOS, batch=0), "batch is 0: set it above 0"),

@@ -180,7 +180,7 @@ def test_bad_settings_are_one_sentence(recipe, spoilt, change, words):
 def test_a_network_is_needed_where_its_states_are_read(write_recipe, tmp_path):
     changes = ["evaluation.candidates=4", "evaluation.certified_windows=2"]
     recipe = write_recipe(tmp_path, base="counts", energy="product")
-    with pytest.raises(UserError, match="a NgramLM has none to read"):
+    with pytest.raises(UserError, match="which a NgramLM does not show"):
         list(run(load_recipe(str(recipe), changes), tmp_path / "out"))
     text = recipe.read_text()
     recipe.write_text(text.split("[energy]")[0] + '[energy]\nkind = "ngram"\norder = 3\n')

@@ -2,7 +2,7 @@
 
     hours = max(FLOPs / (devices · peak · utilisation), sent / bandwidth) / 3600
 
-Operations and sending overlap at best, so the slower of the two is told. Utilisation is what a measurement on one
+Operations and sending overlap at best, so the slower of the two is reported. Utilisation is what a measurement on one
 device of the kind says; it is an assumption wherever none has been made.
 """
 
@@ -34,6 +34,6 @@ class Devices:
             raise UserError(f"utilisation is {self.utilisation}: set it above 0 and at most 1")
 
     def hours(self, cost: Cost) -> float:
-        """How long a stage takes."""
+        """Return how long a stage takes."""
         working = cost.flops / (self.count * self.peak * self.utilisation)
         return max(working, cost.sent / self.bandwidth) / 3600

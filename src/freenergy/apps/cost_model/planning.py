@@ -46,7 +46,7 @@ class Known:
 
 
 def cost_of(recipe: ResidualRecipe, known: Known | None = None) -> dict[str, Cost]:
-    """The cost of each stage, in the order that they are done in."""
+    """Return the cost of each stage, in the order that they are done in."""
     plan = _Plan(recipe, known or Known())
     if recipe.energy is None:
         return {"base": plan.base(), "evaluation": plan.perplexity()}
@@ -61,7 +61,7 @@ def cost_of(recipe: ResidualRecipe, known: Known | None = None) -> dict[str, Cos
 
 @final
 class _Plan:
-    """The recipe's numbers under the letters of ``costs.stages``."""
+    """The recipe's numbers under the letters of ``cost_model.stages``."""
 
     def __init__(self, recipe: ResidualRecipe, known: Known) -> None:
         self.recipe, self.known = recipe, known
@@ -75,14 +75,14 @@ class _Plan:
 
     @property
     def prefixes(self) -> int:
-        """M."""
+        """Return M."""
         wanted = self.recipe.negatives.windows
         if wanted or self.known.train_windows:
             return min(wanted or self.known.train_windows or 0, self.known.train_windows or wanted)
-        raise UserError("negatives.windows is 0, which is all of the text: say how many windows there are (--windows)")
+        raise UserError("negatives.windows is 0, which is all of the text: give their number with --windows")
 
     def base(self) -> Cost:
-        """Training, where there is any."""
+        """Cost the training of the base, where there is any."""
         base = self.recipe.base
         if not isinstance(base, TrainedBase) or self.shape is None:
             return Cost()
@@ -94,7 +94,7 @@ class _Plan:
         return learned + validating(self.shape, times, base.validation_tokens, base.block) + keeping(self.shape)
 
     def _fakes(self, base: TrainedBase, shape: Shape) -> Cost:
-        """E-ARM draws rows behind the beginning of every block and learns from them; all steps, at most."""
+        """Cost E-ARM's draws after the start of every block and the training on them, in all steps at most."""
         assert base.earm is not None, "asked for above"
         steps, K = base.optimisation, base.earm.length
         behind = Windows(prefix=max(min(self.windows.prefix, base.block - K), 0), continuation=K)
@@ -103,7 +103,7 @@ class _Plan:
         return drawing(shape, behind, rows, 1) + learned
 
     def negatives(self) -> Cost:
-        """Draws of training and validation prefixes."""
+        """Cost the draws of training and validation prefixes."""
         settings = self.recipe.negatives
         held_out = (settings.validation_windows, settings.validation_per_prefix)
         pairs = [held_out] if settings.fresh else [held_out, (self.prefixes, settings.per_prefix)]
@@ -114,7 +114,7 @@ class _Plan:
         return total
 
     def energy(self) -> Cost:
-        """Every part on its own: features are read once, networks are trained."""
+        """Cost every part: features are read once, networks are trained."""
         total = Cost()
         for part in self.parts:
             total += self._linear(part) if part.fit == "convex" else self._network(part)
@@ -131,13 +131,13 @@ class _Plan:
         return total
 
     def _features(self, part: EnergySettings, windows: float | int, strings: float | int) -> Cost:
-        """Numbers on disk."""
+        """Cost the features on disk."""
         return Cost(bytes=windows * strings * part.num_features(self.shape) * _FLOAT)
 
     def _traced(
         self, part: EnergySettings, count: float | int, strings: float | int, windows: Windows | None = None
     ) -> Cost:
-        """The base reads what an energy of its activations needs."""
+        """Return the base reads what an energy of its activations needs."""
         if not part.reads_activations:
             return Cost()
         return scoring(self.shape, windows or self.windows, count * strings, once_for=strings)
@@ -162,31 +162,31 @@ class _Plan:
         return total + fresh if settings.fresh else total
 
     def _filling_masks(self, shape: Shape) -> Cost:
-        """What a trunk from scratch learns first."""
+        """Cost what a trunk from scratch learns first."""
         steps, length = self.recipe.training.masked, self.windows.length
         learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
         return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
 
     def _trunk(self, part: EnergySettings) -> Shape | None:
-        """The network that an energy trains; None where it trains none."""
+        """Return the network that an energy trains; None where it trains none."""
         return part.trunk(self.shape, lambda: self.vocab_size)
 
     def _read(self, part: EnergySettings, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
-        """E of strings, ``per_window`` of which share their prefix."""
+        """Cost E of strings, ``per_window`` of which share their prefix."""
         found = reading(shape, self.windows, strings, once_for=per_window if part.shares_prefix else 1)
         if part.predicts_tokens:
             found += Cost(flops=shape.predicting(strings * self.windows.continuation))
         return found
 
     def candidates(self) -> Cost:
-        """Draws of held-out prefixes."""
+        """Cost the draws of held-out prefixes."""
         settings = self.recipe.evaluation
         W, n = settings.certified_windows, settings.candidates - 1
         drawn = drawing(self.shape, self.windows, W, n)
         return drawn + storing(self.windows, W, n, self.vocab_size, _SHARD)
 
     def evaluation(self) -> Cost:
-        """Energies of all candidates, perplexity of the base, gain by position."""
+        """Cost the energies of all candidates, the perplexity of the base, and the gain by position."""
         settings = self.recipe.evaluation
         W, n = settings.certified_windows, settings.candidates
         total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
@@ -197,11 +197,11 @@ class _Plan:
         return total + self._positions()
 
     def perplexity(self) -> Cost:
-        """log P of held-out windows by the base."""
+        """Cost log P of held-out windows by the base."""
         return scoring(self.shape, self.windows, self.recipe.evaluation.windows)
 
     def _positions(self) -> Cost:
-        """Completions from every place of a few windows, and their energies."""
+        """Cost completions from every place of a few windows, and their energies."""
         settings, L = self.recipe.evaluation, self.windows.continuation
         W, n = settings.position_windows, settings.position_draws
         total = Cost()
@@ -220,7 +220,7 @@ def _validations(steps: Optimisation) -> int:
 
 
 def _base_shape(recipe: ResidualRecipe, known: Known) -> Shape | None:
-    """None where the base is no network of ours: n-gram tables, or a server."""
+    """Return None where the base is not a local network: n-gram tables, or a server."""
     match recipe.base:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
             return shape_in(locate_model(name))
@@ -234,4 +234,4 @@ def _vocab_size(recipe: ResidualRecipe, known: Known) -> int:
         return known.vocab_size
     if isinstance(recipe.tokenizer, BytePairTokenizer):
         return recipe.tokenizer.vocab_size
-    raise UserError("the recipe does not say how many tokens there are: say so (--vocab-size)")
+    raise UserError("the recipe does not say how many tokens there are: give --vocab-size")

@@ -53,12 +53,12 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """p + L."""
+        """Return p + L."""
         return self.prefix + self.continuation
 
 
 def drawing(shape: Shape | None, windows: Windows, prefixes: float | int, per_prefix: float | int) -> Cost:
-    """Continuations by shared-prefix decoding; a base that is no network here costs its tokens alone."""
+    """Cost shared-prefix decoding; a base that is not a local network costs its tokens alone."""
     p, L = windows.prefix, windows.continuation
     draws = prefixes * per_prefix
     tokens = prefixes * p + draws * L
@@ -69,14 +69,14 @@ def drawing(shape: Shape | None, windows: Windows, prefixes: float | int, per_pr
 
 
 def storing(windows: Windows, prefixes: float | int, per_prefix: float | int, vocab_size: int, shard: int) -> Cost:
-    """Draws on disk."""
+    """Cost the draws on disk."""
     bits = math.log2(max(vocab_size, 2)) + _BITS_OVER
     each = windows.continuation * bits / 8 + _NUMBERS
     return Cost(bytes=prefixes * per_prefix * each + math.ceil(prefixes / shard) * _FILE)
 
 
 def reading(shape: Shape, windows: Windows, strings: float | int, *, once_for: float | int = 1) -> Cost:
-    """Strings by an encoder, whose prefix is read once for ``once_for`` of them."""
+    """Cost reading strings, whose prefix is read once for ``once_for`` of them."""
     p, L, T = windows.prefix, windows.continuation, windows.length
     if once_for == 1:
         return Cost(tokens=strings * T, flops=shape.reading(strings * T, T))
@@ -86,7 +86,7 @@ def reading(shape: Shape, windows: Windows, strings: float | int, *, once_for: f
 
 
 def scoring(shape: Shape | None, windows: Windows, strings: float | int, *, once_for: float | int = 1) -> Cost:
-    """log P_LM of given continuations; the prefix of several strings is read once."""
+    """Cost log P_LM of given continuations; the prefix of several strings is read once."""
     p, L = windows.prefix, windows.continuation
     prefixes = strings / once_for
     tokens = prefixes * p + strings * L
@@ -99,7 +99,7 @@ def scoring(shape: Shape | None, windows: Windows, strings: float | int, *, once
 def training(
     shape: Shape, steps: float | int, rows: float | int, length: float | int, *, predicts: bool, ranks: int = 1
 ) -> Cost:
-    """Steps of AdamW; each rank sends its gradients in 32 bits around a ring."""
+    """Cost steps of AdamW; each rank sends its gradients in 32 bits around a ring."""
     tokens = steps * rows * length
     forward = shape.reading(tokens, length) + (shape.predicting(tokens) if predicts else 0.0)
     sent = steps * 2 * (ranks - 1) / ranks * shape.parameters * _FLOAT
@@ -107,10 +107,10 @@ def training(
 
 
 def validating(shape: Shape, times: float | int, tokens: float | int, length: float | int) -> Cost:
-    """Cross-entropy on held-out tokens, ``times`` over."""
+    """Cost the cross-entropy on held-out tokens, ``times`` over."""
     return Cost(tokens=times * tokens, flops=times * (shape.reading(tokens, length) + shape.predicting(tokens)))
 
 
 def keeping(shape: Shape, copies: int = 1) -> Cost:
-    """Weights on disk; the moments beside them go when training has ended."""
+    """Cost the weights on disk; the optimiser's moments are deleted when training has ended."""
     return Cost(bytes=copies * shape.parameters * _FLOAT)

@@ -21,7 +21,7 @@ from freenergy.core.rng import Rows, first_above
 from freenergy.core.roles import Truncation, normalised
 
 BLOCK = 256  # tokens in a block of the search
-NOTHING = -1e30  # the logit of no token: finite, since 0 · −inf is no number
+NOTHING = -1e30  # the logit of no token: finite, since 0 · −inf is NaN
 _FINE = 32  # tokens in a block of the search for the top
 _NUCLEUS = 256  # how far down a nucleus is looked for before everything is sorted
 
@@ -36,7 +36,7 @@ class ByUniform:
     u: Float[Tensor, " R"]
 
     def __call__(self, weights: Float[Tensor, "R M"]) -> Picked:
-        """One index a row."""
+        """Draw one index per row."""
         return _invert(weights, self.u)
 
 
@@ -49,7 +49,7 @@ class ByRows:
     shape: tuple[int, int]
 
     def __call__(self, weights: Float[Tensor, "R M"]) -> Picked:
-        """One index a row."""
+        """Draw one index per row."""
         chosen = self.rows.categorical(weights.log().unflatten(0, self.shape)).flatten()
         return chosen, weights.sum(-1, dtype=torch.float64)
 
@@ -65,12 +65,12 @@ class Drawn(NamedTuple):
 
 
 def room_for(rows: int, V: int, like: Tensor) -> Float[Tensor, "R W"]:
-    """Room for logits, in whole blocks; what stands for no token is to be NOTHING."""
+    """Allocate logits in whole blocks; entries that are not a token are NOTHING."""
     return like.new_empty(rows, -(-V // BLOCK) * BLOCK)
 
 
 def draw(logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform | ByRows, is_traced: bool) -> Drawn:
-    """One token a row; the logits may be overwritten."""
+    """Draw one token per row; the logits may be overwritten."""
     if truncation.is_identity and not is_traced:
         p = torch.softmax(logits, -1, out=logits)  # the fastest way to exp; what its sums have lost cancels
         tokens, total = pick(p)
@@ -88,14 +88,14 @@ def draw(logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform |
 
 
 def _seen(below: Tensor, p: Tensor, total: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """What a trace records of the predictions."""
+    """Return what a trace records of the predictions."""
     mean = torch.linalg.vecdot(p, below.clamp(min=NOTHING)).double() / total
     rank = 1 + (below > _at(below, tokens).unsqueeze(-1)).sum(-1)
     return {"entropy": total.log() - mean, "log_rank": rank.double().log()}
 
 
 def _proposal(below: Tensor, p: Tensor, total: Tensor, truncation: Truncation) -> tuple[Tensor, Tensor | None]:
-    """Weights of q, and the tokens that they belong to in the order of the vocabulary (None: all of them)."""
+    """Return weights of q, and the tokens that they belong to in the order of the vocabulary (None: all of them)."""
     W, k = below.shape[-1], truncation.top_k
     has_nucleus = truncation.top_p is not None and truncation.top_p < 1
     if truncation.is_identity:
@@ -117,12 +117,12 @@ def _proposal(below: Tensor, p: Tensor, total: Tensor, truncation: Truncation) -
 
 
 def _heated(below: Tensor, truncation: Truncation) -> Tensor:
-    """p^(1/temperature); a temperature that rounds to 0 leaves the likeliest token and not 0/0."""
+    """Compute p^(1/temperature); a temperature that rounds to 0 leaves the likeliest token and not 0/0."""
     return torch.where(below == 0, below, below / truncation.temperature).exp_()
 
 
 def top(logits: Float[Tensor, "R W"], k: int) -> tuple[Float[Tensor, "R k"], Int[Tensor, "R k"]]:
-    """The k largest and where they are, from the top down; the k blocks with the largest maxima hold them all."""
+    """Return the k largest and their places, in order; the k blocks with the largest maxima hold them all."""
     R, W = logits.shape
     blocks = logits.view(R, W // _FINE, _FINE)
     if k >= W // _FINE:
@@ -139,7 +139,7 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _mass(weights: Float[Tensor, "R W"]) -> Float[Tensor, "R blocks"]:
-    """Sums over blocks; they are short enough to be added up in the precision of the weights."""
+    """Sum over blocks; they are short enough to be added up in the precision of the weights."""
     mass: Tensor = weights.unflatten(-1, (-1, BLOCK)).sum(-1).double()
     return mass
 
@@ -149,7 +149,7 @@ def _total(weights: Float[Tensor, "R W"]) -> Float[Tensor, " R"]:
 
 
 def _invert(weights: Float[Tensor, "R M"], u: Float[Tensor, " R"]) -> Picked:
-    """First the block, then the token inside it."""
+    """Choose first the block, then the token inside it."""
     if weights.shape[-1] % BLOCK:
         weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % BLOCK))
     mass = _mass(weights)

@@ -35,7 +35,7 @@ class Affine:
     bias: Float[Tensor, " outputs"] | None
 
     def __call__(self, x: Float[Tensor, "R inputs"]) -> Float[Tensor, "R outputs"]:
-        """The product; of some rows by feature, as a transposed view."""
+        """Return the product; of some rows by feature, as a transposed view."""
         if not is_by_feature(x):
             return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
         if self.bias is None:
@@ -43,25 +43,25 @@ class Affine:
         return torch.addmm(self.bias.unsqueeze(1), self.weight.t(), x.t()).t()
 
     def write(self, x: Float[Tensor, "R inputs"], out: Float[Tensor, "R outputs"]) -> None:
-        """x · W + b, to where it is wanted; some outputs at a time, which a wide product is slower without."""
+        """Compute x · W + b into the given memory, some outputs at a time: a wide product is faster that way."""
         for weight, to in zip(self.weight.split(_OUTPUTS, dim=1), out.split(_OUTPUTS, dim=1), strict=True):
             torch.mm(x, weight, out=to)
         if self.bias is not None:
             out.add_(self.bias)
 
     def add_to(self, x: Float[Tensor, "R outputs"], h: Float[Tensor, "R inputs"]) -> None:
-        """x += h · W + b, in place."""
+        """Compute x += h · W + b, in place."""
         x.addmm_(h, self.weight)
         if self.bias is not None:
             x.add_(self.bias)
 
     def by_output(self) -> "Affine":
-        """The same, with the weights of an output side by side: a copy, unless they already are."""
+        """Return the same, with the weights of an output side by side: a copy, unless they already are."""
         return Affine(self.weight.t().contiguous().t(), self.bias)
 
 
 def is_by_feature(x: Float[Tensor, "R features"]) -> bool:
-    """Are activations of so many rows multiplied faster as Wᵀ·xᵀ, the rows side by side, than as x·W?"""
+    """Tell whether activations of this many rows are multiplied faster as Wᵀ·xᵀ than as x·W."""
     return x.device.type == "cpu" and len(x) in _SOME
 
 
@@ -88,7 +88,7 @@ class Layer:
     down: Affine
 
     def map(self, change: Callable[[Affine], Affine]) -> "Layer":
-        """With other products."""
+        """Return the same network with other products."""
         return replace(self, qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
 
 
@@ -112,16 +112,16 @@ class Network:
 
     @property
     def width(self) -> int:
-        """Features of one head, D."""
+        """Return D, the features per head."""
         return self.layers[0].out.weight.shape[0] // self.heads
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return self.embedding.device
 
     def split(self, qkv: Float[Tensor, "R outputs"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [R, H, D], keys and values [R, K, D], as views."""
+        """Return queries [R, H, D], keys and values [R, K, D], as views."""
         H, K, D = self.heads, self.groups, self.width
         if self.by_head:
             return qkv.view(-1, H, 3, D).unbind(2)  # type: ignore[return-value]
@@ -130,7 +130,7 @@ class Network:
 
 
 def take_apart(model: PreTrainedModel) -> Network | None:
-    """The model's weights as they lie now, or None where this is not one of the families, plain as they come."""
+    """Return the model's weights as they lie now, or None where this is not one of the families, plain as they come."""
     try:
         read = _FAMILIES.get(model.config.model_type)
         return None if read is None or model.dtype not in _DTYPES else read(model, model.config)
@@ -152,7 +152,7 @@ def _llama(model: Any, config: Any) -> Network:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     _require(config.hidden_act == "silu", window is None or window >= config.max_position_embeddings)
     _require(kinds == {"full_attention"} or window is not None)
-    body, rotation = model.model, _rotation(model.model)  # before anything is laid out anew
+    body, rotation = model.model, _rotation(model.model)  # before the weights are laid out again
     layers = [
         Layer(
             _rms(layer.input_layernorm),
@@ -240,7 +240,7 @@ _FAMILIES: dict[str, Callable[[Any, Any], Network]] = {
 
 
 def _rotation(body: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """cos and sin as the model's own module computes them; both halves of the features turn by the same angles."""
+    """Return cos and sin by the model's own module; both halves of the features turn by the same angles."""
     module, weight = body.rotary_emb, body.layers[0].input_layernorm.weight
     _require(module.rope_type in _STEADY)
 
@@ -278,7 +278,7 @@ def _joined(modules: Sequence[Any]) -> Affine:
 
 
 def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Tensor:
-    """One tensor of which the parts are views, laid out anew unless they already are."""
+    """Return one tensor of which the parts are views; copy unless they already are."""
     rows = [len(part) for part in parts]
     starts = [part.data_ptr() for part in parts]
     sizes = [part.numel() * part.element_size() for part in parts]

@@ -34,7 +34,7 @@ from freenergy.lm.decoding.memory import Memory
 
 _SOURCE, _PRODUCTS = (Path(__file__).with_name(name) for name in ("fused.cpp", "products.h"))
 LANES = 64  # candidates in a block
-FEWEST = 32  # candidates of a context that this is worth while for: half a block is idle then
+FEWEST = 32  # candidates of a context from which on this pays off: half a block is idle then
 _LOGITS = 2**24  # numbers of logits held at once: 64 MB
 Functions = dict[str, Callable[..., None]]
 # no -ffast-math: linked into a library it would change the rounding of the whole process
@@ -42,7 +42,7 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-
 
 
 def kernels() -> "Fused | None":
-    """The compiled parts with room of their own, or None where they cannot be had."""
+    """Return the compiled parts with room of their own, or None where they cannot be had."""
     functions = _functions()
     return None if functions is None else Fused(functions)
 
@@ -72,7 +72,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
-    """A library of the cache, or None where it is damaged or made for another system."""
+    """Load a library from the cache; None where it is damaged or made for another system."""
     try:
         return ctypes.CDLL(str(path))
     except OSError:
@@ -86,7 +86,7 @@ def _compiled(compiler: str, path: Path) -> ctypes.CDLL:
 
 
 def _processor() -> str:
-    """What -march=native depends on: a cache may be shared by different machines."""
+    """Return what -march=native depends on: a cache may be shared by different machines."""
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return f"{platform.machine()} {platform.processor()}"
@@ -117,7 +117,7 @@ class Fused:
         self._rooms: dict[str, Tensor] = {}
 
     def enter(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "B C E lanes"]:
-        """Side by side; lanes without a candidate are idle."""
+        """Lay candidates out side by side; lanes without a candidate are idle."""
         B, N, E = x.shape
         out = self._room("x", (B, -(-N // LANES), E, LANES))
         for c, some in enumerate(x.split(LANES, dim=1)):
@@ -126,21 +126,21 @@ class Fused:
         return out
 
     def rows(self, x: Float[Tensor, "B C E lanes"], shape: tuple[int, int]) -> Float[Tensor, "R E"]:
-        """The way back."""
+        """Return the way back."""
         return x.transpose(2, 3).flatten(1, 2)[:, : shape[1]].flatten(0, 1)
 
     def norm(self, x: Float[Tensor, "B C E lanes"], how: Norm) -> Float[Tensor, "B C E lanes"]:
-        """LayerNorm or RMSNorm."""
+        """Apply LayerNorm or RMSNorm."""
         out = self._room("norm", x.shape)
         self._call("fused_norm", x, how.weight, how.bias, out, x.shape[0] * x.shape[1], x.shape[2], how.eps)
         return out
 
     def qkv(self, x: Float[Tensor, "B C E lanes"], product: Affine) -> Float[Tensor, "B C outputs lanes"]:
-        """Queries, keys and values."""
+        """Compute queries, keys and values."""
         return self._affine(x, product, "qkv", product.weight.shape[1], _PLAIN)
 
     def up(self, x: Float[Tensor, "B C E lanes"], product: Affine, how: Activation) -> Float[Tensor, "B C inner lanes"]:
-        """The inner features of the feed-forward part."""
+        """Return the inner features of the feed-forward part."""
         outputs = product.weight.shape[1]
         if how == "swiglu":
             return self._affine(x, product, "up", outputs // 2, _SWIGLU)
@@ -148,13 +148,13 @@ class Fused:
         return out if how == "gelu_tanh" else gelu(out)
 
     def add(self, x: Float[Tensor, "B C E lanes"], product: Affine, h: Float[Tensor, "B C inner lanes"]) -> None:
-        """x += W · h + b, in place."""
+        """Compute x += W · h + b, in place."""
         self._product(h, product, x, _ADD)
 
     def attend(
         self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "B C outputs lanes"]
     ) -> Float[Tensor, "B C HD lanes"]:
-        """Every candidate's new token looks at its context, its own past and itself, which is added to the memory."""
+        """Attend from each candidate's new token to its context, past and itself; add it to the memory."""
         keys, values, t = memory.keys[layer], memory.values[layer], memory.filled
         B, C, K, L, D, _ = keys.shape
         prefix_keys, prefix_values = memory.prefix_keys[layer], memory.prefix_values[layer]
@@ -171,7 +171,7 @@ class Fused:
     def draw(
         self, hidden: Float[Tensor, "B C E lanes"], head: Affine, u: Float[Tensor, "B N"], is_traced: bool
     ) -> Drawn:
-        """A token for each candidate at u; logits exist for some blocks of candidates at a time."""
+        """Draw a token for each candidate at u; logits exist for some blocks of candidates at a time."""
         (B, C, E, _), V, N = hidden.shape, head.weight.shape[1], u.shape[1]
         all_u = pad(u, (0, C * LANES - N)).view(B * C, LANES)
         tokens = torch.empty(B * C, LANES, dtype=torch.long)
@@ -200,26 +200,26 @@ class Fused:
         self._call("fused_affine", *_matrix(product), x, out, blocks, x.shape[2], out.shape[2], how)
 
     def _room(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The same memory at every step: what the system gives anew has to be cleared first, page by page."""
+        """Return the same memory at every step: fresh memory would have to be cleared first, page by page."""
         if name not in self._rooms or self._rooms[name].shape != shape:
             self._rooms[name] = torch.empty(shape)
         return self._rooms[name]
 
     def _call(self, name: str, *arguments: Tensor | int | float | None) -> None:
-        """Tensors are passed by address: contiguous but for weights, float32 unless ``fused.cpp`` says otherwise."""
+        """Pass tensors by address: contiguous but for weights, float32 unless ``fused.cpp`` says otherwise."""
         # not isinstance, which torch answers in Python
         values = [a.data_ptr() if type(a) is Tensor else a for a in arguments]
         self._functions[name](*values, torch.get_num_threads())
 
 
 def _matrix(product: Affine) -> tuple[Tensor, int, int, Tensor | None]:
-    """Weights, how far apart outputs and inputs are, and the bias."""
+    """Return the weights, how far apart outputs and inputs are, and the bias."""
     return product.weight, product.weight.stride(1), product.weight.stride(0), product.bias
 
 
 @cache
 def _places(by_head: bool, H: int, K: int, D: int) -> Tensor:
-    """Where the first q, k and v of a row are, and how far the next ones."""
+    """Return the offsets of the first q, k and v of a row, and the strides."""
     if by_head:
         return torch.tensor([0, 3 * D, D, 3 * D, 2 * D, 3 * D])
     return torch.tensor([0, D, H * D, D, (H + K) * D, D])

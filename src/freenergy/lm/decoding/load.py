@@ -32,12 +32,12 @@ class Decoder:
         self.model, self.is_compiled = model, is_compiled
         self._places: tuple[int, ...] = ()
         self._network: Network | None = None
-        self._state: tuple[int, ...] = ()  # of the weights that were laid out anew
+        self._state: tuple[int, ...] = ()  # of the weights that were copied
         self._laid_out: Network | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, compiled: bool = False) -> "Decoder | None":
-        """A decoder of the model, or None where its architecture is not known or its numbers would differ.
+        """Return a decoder of the model, or None where its architecture is not known or its numbers would differ.
 
         ``compiled`` asks for compiled parts, which there are for float32 on a CPU and where there is a compiler. They
         are used for contexts with many candidates.
@@ -57,46 +57,46 @@ class Decoder:
 
     @property
     def kernels(self) -> Kernels:
-        """Those for many candidates."""
+        """Return those for many candidates."""
         return self.kernels_for(fused.FEWEST)
 
     def kernels_for(self, num: int) -> Kernels:
-        """The faster ones for ``num`` candidates of each context."""
+        """Return the faster ones for ``num`` candidates of each context."""
         weight = self.network.embedding
         fits = self.is_compiled and weight.device.type == "cpu" and weight.dtype == torch.float32
         return (fused.kernels() if fits and num >= fused.FEWEST else None) or Plain()
 
     @property
     def knows_weights(self) -> bool:
-        """Whether the weights, as they are now, can be decoded with."""
+        """Return whether the weights, as they are now, can be decoded with."""
         return self._taken_apart() is not None
 
     @property
     def network(self) -> Network:
-        """The weights as they are now."""
+        """Return the weights as they are now."""
         network = self._taken_apart()
         assert network is not None, "ask knows_weights first"
         return network
 
     def _taken_apart(self) -> Network | None:
-        """Views stay right while their weights are written to; anew only where weights lie elsewhere."""
+        """Take the network apart again only where weights have moved; views stay right while they are written to."""
         if self._places != _places(self.model):
             self._network = take_apart(self.model)
             self._places = _places(self.model)  # taking apart may lay weights side by side
         return self._network
 
     def rows_at_once(self, length: int) -> int:
-        """How many candidates of ``length`` tokens to sample at once."""
+        """Return how many candidates of ``length`` tokens to sample at once."""
         return rows_at_once(self.network, length)
 
     def contexts_at_once(self, num: int, length: int) -> int:
-        """Of how many contexts ``num`` candidates are sampled at once; compiled steps have room for whole blocks."""
+        """Return the number of contexts per batch of ``num`` candidates; compiled steps allocate whole blocks."""
         if not isinstance(self.kernels_for(num), Plain):
             num = -(-num // fused.LANES) * fused.LANES
         return max(1, self.rows_at_once(length) // num)
 
     def starting(self, first: First, length: int, layers: tuple[int, ...] = ()) -> Callable[[int], FastStepper]:
-        """What makes steppers of any number of continuations of contexts that have been read."""
+        """Return what makes steppers of any number of continuations of contexts that have been read."""
         network = self.network
 
         def stepper(num: int) -> FastStepper:
@@ -106,7 +106,7 @@ class Decoder:
         return stepper
 
     def _by_output(self, network: Network) -> Network:
-        """The weights as a CPU multiplies them fastest; copies are kept as long as the weights stay as they are."""
+        """Return the weights as a CPU multiplies them fastest; copies are kept while the weights do not change."""
         if network.device.type != "cpu":
             return network
         state = tuple(number for weight in self.model.parameters() for number in _state(weight))
@@ -134,5 +134,5 @@ def _places(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def _state(weight: Tensor) -> tuple[int, int]:
-    """Changes whenever the weight is moved or written to, unless it is written to through ``.data``."""
+    """Return a state that changes when the weight is moved or written to, unless through ``.data``."""
     return weight.data_ptr(), weight._version

@@ -1,6 +1,6 @@
 """What B × N candidates remember of their contexts and of themselves.
 
-    prefix: keys and values [B, K, P, D], one copy a context;    suffix: [S, B, K, N, W, D], allocated once
+    prefix: keys and values [B, K, P, D], one copy per context;    suffix: [S, B, K, N, W, D], allocated once
 
 The candidates of a context lie side by side under each group of heads, so that the products with the prefix are B·K
 large ones. The suffix is filled stretch by stretch of W tokens: what a product reads of it lies in one piece, which is
@@ -42,7 +42,7 @@ class Memory:
 
     @classmethod
     def after(cls, prefix: Prefix, network: Network, num: int, length: int, *, lanes: int | None = None) -> "Memory":
-        """Nothing yet but the contexts; ``lanes`` candidates in a block, or none of them where it is None."""
+        """Start with the contexts alone; ``lanes`` candidates in a block, or none of them where it is None."""
         B, K, P, D = prefix.keys[0].shape
         S, W = stretches(length)
         shape = (S, B, K, num, W, D) if lanes is None else (B, -(-num // lanes), K, length, D, lanes)
@@ -62,7 +62,7 @@ class Memory:
         )
 
     def select(self, rows: Int[Tensor, "B N"]) -> None:
-        """Candidate n of context b becomes what candidate rows[b, n] was."""
+        """Replace candidate n of context b by candidate rows[b, n]."""
         here = torch.arange(rows.shape[1], device=rows.device)
         for kept in (*self.keys, *self.values):
             for b, order in enumerate(rows):
@@ -75,7 +75,7 @@ class Memory:
 
 
 def stretches(length: int) -> tuple[int, int]:
-    """How many, and how long each of them: as long as each other, with room for ``length`` tokens."""
+    """Return how many, and how long each of them: as long as each other, with room for ``length`` tokens."""
     S = max(1, -(-length // _STRETCH))
     return S, -(-length // S)
 

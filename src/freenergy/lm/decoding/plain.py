@@ -28,36 +28,36 @@ class Plain:
     lanes: int | None = None
 
     def enter(self, x: Float[Tensor, "B N E"]) -> Float[Tensor, "R E"]:
-        """Activations of B × N candidates, laid out as the others take them."""
+        """Lay out the activations of B × N candidates as the other methods take them."""
         rows = x.flatten(0, 1)
         return rows.t().contiguous().t() if is_by_feature(rows) else rows
 
     def rows(self, x: Float[Tensor, "R E"], shape: tuple[int, int]) -> Float[Tensor, "R E"]:
-        """The way back."""
+        """Return the way back."""
         return x
 
     def norm(self, x: Float[Tensor, "R E"], how: Norm) -> Float[Tensor, "R E"]:
-        """LayerNorm or RMSNorm."""
+        """Apply LayerNorm or RMSNorm."""
         if how.bias is None:
             return rms_norm(x.contiguous(), x.shape[-1:], how.weight, how.eps)  # sums across memory are slow
         return layer_norm(x, x.shape[-1:], how.weight, how.bias, how.eps)
 
     def qkv(self, x: Float[Tensor, "R E"], product: Affine) -> Float[Tensor, "R outputs"]:
-        """Queries, keys and values."""
+        """Compute queries, keys and values."""
         return product(x)
 
     def up(self, x: Float[Tensor, "R E"], product: Affine, how: Activation) -> Float[Tensor, "R inner"]:
-        """The inner features of the feed-forward part."""
+        """Return the inner features of the feed-forward part."""
         return activate(product(x), how)
 
     def add(self, x: Float[Tensor, "R E"], product: Affine, h: Float[Tensor, "R inner"]) -> None:
-        """x += h · W + b, in place."""
+        """Compute x += h · W + b, in place."""
         product.add_to(x, h)
 
     def attend(
         self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]
     ) -> Float[Tensor, "R HD"]:
-        """Every row's new token looks at its context, its own past and itself, which is added to the memory."""
+        """Attend from each row's new token to its context, past and itself; add it to the memory."""
         keys, values, t = memory.keys[layer], memory.values[layer], memory.filled
         _, B, K, N, W, D = values.shape
         G, P, now = network.heads // K, memory.prefix_keys[layer].shape[1], t // W
@@ -84,7 +84,7 @@ class Plain:
 
 
 def activate(x: Float[Tensor, "R up"], how: Activation) -> Float[Tensor, "R inner"]:
-    """The non-linearity of the feed-forward part; may overwrite x."""
+    """Return the non-linearity of the feed-forward part; may overwrite x."""
     if how == "swiglu":
         gate, through = x.chunk(2, dim=-1)
         return silu(gate).mul_(through)

@@ -29,7 +29,7 @@ _ROWS = 512  # candidates at once where memory allows
 
 
 def rows_at_once(network: Network, length: int) -> int:
-    """How many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
+    """Return how many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
     keys = network.groups * network.width * len(network.layers) * math.prod(stretches(length))
     rows = max(1, min(_ROWS, _MEMORY // (2 * keys * network.embedding.element_size())))
     return rows if rows < LANES else rows - rows % LANES
@@ -38,14 +38,14 @@ def rows_at_once(network: Network, length: int) -> int:
 def sample(
     stepper: FastStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> Draws:
-    """``num`` continuations of each context, as ``ancestral`` draws them."""
+    """Draw ``num`` continuations of each context, as ``ancestral`` does."""
     return _Walk(stepper, contexts, num, space, rng, truncation, is_traced=False).finish()
 
 
 def sample_traced(
     stepper: FastStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> tuple[Draws, Trace]:
-    """The same draws, and the trace of the layers that the stepper shows."""
+    """Return the same draws, and the trace of the layers that the stepper shows."""
     walk = _Walk(stepper, contexts, num, space, rng, truncation, is_traced=True)
     return walk.finish(), walk.trace()
 
@@ -98,14 +98,14 @@ class _Walk:
         )
 
     def trace(self) -> Trace:
-        """What was seen on the way."""
+        """Return the trace."""
         assert self._states is not None, "a trace has at least one place"
         places = self._mask.sum(-1).clamp(min=1)[..., None, None]
         log_p, _, entropy, log_rank = self._numbers
         return Trace(self._states / places, log_p, entropy, log_rank, self._mask)
 
     def _draw(self, t: int, hidden: Tensor | None) -> Int[Tensor, "B N"]:
-        """A token for each candidate; the numbers of a trace go to column t."""
+        """Draw a token for each candidate; the numbers of a trace go to column t."""
         (B, N, _), V = self._tokens.shape, self._stepper.log_first.shape[1]
         numbers = self._rows.numbers(t)
         u = None if numbers is None else numbers.flatten()
@@ -137,7 +137,7 @@ class _Walk:
         return torch.cat([part.tokens for part in parts]).view(B, N)
 
     def _write_logits(self, hidden: Float[Tensor, "R E"] | None, rows: slice, out: Float[Tensor, "some V"]) -> None:
-        """Logits of some rows, or log P of the first token, where nothing was read but the contexts."""
+        """Return logits of some rows, or log P of the first token, where nothing was read but the contexts."""
         if hidden is None:
             N = self._tokens.shape[1]
             out.copy_(self._stepper.log_first[torch.arange(rows.start, rows.stop, device=out.device) // N])

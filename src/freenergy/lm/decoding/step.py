@@ -44,7 +44,7 @@ class FastStepper:
         self.states = first.states.unsqueeze(1)
 
     def first(self) -> Float[Tensor, "B V"]:
-        """log P of the first token."""
+        """Compute log P of the first token."""
         return self.log_first
 
     @torch.no_grad()
@@ -69,11 +69,11 @@ class FastStepper:
         return hidden
 
     def rows(self, x: Tensor) -> Float[Tensor, "R E"]:
-        """Activations as rows, whatever the kernels have them as."""
+        """Return activations as rows, whatever layout the kernels use."""
         return self.kernels.rows(x, self.shape)
 
     def select(self, rows: Int[Tensor, "B N"]) -> None:
-        """Candidate n of context b becomes what candidate rows[b, n] was; the prefix is the same for all of them."""
+        """Replace candidate n of context b by candidate rows[b, n]; all share the prefix."""
         self.memory.select(rows)
         self.states = exchanged(self.states, rows)
 
@@ -84,7 +84,7 @@ class FastStepper:
         return x
 
     def _through(self, i: int, layer: Layer, x: Tensor) -> None:
-        """One layer, in place."""
+        """Apply one layer, in place."""
         network, kernels = self.network, self.kernels
         seen = kernels.attend(network, self.memory, i, kernels.qkv(kernels.norm(x, layer.norm), layer.qkv))
         if not network.parallel:

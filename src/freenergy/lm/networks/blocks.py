@@ -42,15 +42,15 @@ class Blocks:
         return self.count
 
     def rows(self, first: int, size: int) -> Int[Tensor, "rows block_plus_one"]:
-        """Rows first … first + size − 1 of the endless sequence of blocks."""
+        """Return rows first … first + size − 1 of the endless sequence of blocks."""
         return self.stacked([self._start(index) for index in range(first, first + size)])
 
     def in_order(self, first: int, last: int) -> Int[Tensor, "rows block_plus_one"]:
-        """Blocks first … last − 1 as they stand in the stream."""
+        """Return blocks first … last − 1 in the order of the stream."""
         return self.stacked([index * self.block for index in range(first, last)])
 
     def stacked(self, starts: list[int]) -> Int[Tensor, "rows block_plus_one"]:
-        """The blocks that begin at these places."""
+        """Return the blocks that begin at these places."""
         rows = [self.stream[start : start + self.block + 1].astype(np.int64) for start in starts]
         return torch.from_numpy(np.stack(rows))
 
@@ -86,16 +86,16 @@ class BlockData:
 
     @property
     def epoch_steps(self) -> int:
-        """Steps in which every block is read about once."""
+        """Return the steps in which every block is read about once."""
         return max(1, len(self.train) // (self.micro_size * self.accumulate))
 
     def batch(self, step: int, micro: int) -> Batch:
-        """The next rows of the endless sequence of blocks."""
+        """Return the next rows of the endless sequence of blocks."""
         first = ((step - 1) * self.accumulate + micro) * self.micro_size
         return batch_of(self.train.rows(first, self.micro_size), self.known)
 
     def held_out(self) -> Iterator[Batch]:
-        """The validation blocks as they stand."""
+        """Return the validation blocks as they stand."""
         count = self.validation.whole
         for first in range(0, count, self.micro_size):
             yield batch_of(self.validation.in_order(first, min(first + self.micro_size, count)), self.known)
@@ -115,19 +115,19 @@ class LaneData:
 
     @property
     def epoch_steps(self) -> int:
-        """Blocks of a lane."""
+        """Return the number of blocks of a lane."""
         return self.train.steps
 
     def batch(self, step: int, micro: int) -> Batch:
-        """Block ``step`` of every lane; after the last one the first."""
+        """Return block ``step`` of every lane; after the last one the first."""
         return batch_of(self.train.at((step - 1) % self.train.steps), self.known)
 
     def is_first(self, step: int) -> bool:
-        """Whether nothing comes before the blocks of this step."""
+        """Return whether nothing comes before the blocks of this step."""
         return (step - 1) % self.train.steps == 0
 
     def held_out(self) -> Iterator[Batch]:
-        """The validation text from its beginning, a block at a time."""
+        """Return the validation text from its beginning, a block at a time."""
         for place in range(self.validation.steps):
             yield batch_of(self.validation.at(place), self.known)
 
@@ -149,6 +149,6 @@ class _Lanes:
 
 
 def batch_of(rows: Int[Tensor, "rows block_plus_one"], known: int) -> Batch:
-    """Blocks with the token before each."""
+    """Return blocks with the token before each."""
     tokens = rows[:, 1:]
     return Batch(rows[:, :1], tokens, torch.ones_like(tokens, dtype=torch.bool), known)

@@ -5,7 +5,7 @@
 With ``memory`` = M the network reads on, block after block of each row, and sees the keys and values of the last M
 tokens before the block. They were computed in the steps before and have no gradient, and what lies behind them has
 shaped them in turn, so that the network sees farther than M: the recurrence of Transformer-XL (Dai et al. 2019). Theirs
-keeps the states and computes the keys anew; ours keeps the keys, which with rotary places know how far away they are.
+keeps the states and computes the keys again; ours keeps the keys, which with rotary places know how far away they are.
 """
 
 from collections.abc import Iterator
@@ -35,12 +35,12 @@ class CausalNetwork:
                 "or memory = 0"
             )
         self._keys = [torch.zeros(shape) for shape in self._shapes(config)] if memory else []
-        # tokens before the block, in all and in the memory: places go on counting, the memory fills up to M
+        # tokens before the block, in all and in the memory: positions keep counting, the memory fills up to M
         self._counts = torch.zeros(2, dtype=torch.int64)
         self._fresh: _Fresh | None = None
 
     def logits(self, given: Int[Tensor, "rows 1"], tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
-        """The logits of each token, by what comes before it."""
+        """Return the logits of each token, by what comes before it."""
         read = torch.cat([given, tokens[:, :-1]], dim=1).to(self.module.device)
         if not self.memory:
             plain: Tensor = self.module(read, use_cache=False).logits
@@ -55,7 +55,7 @@ class CausalNetwork:
     def draw(
         self, given: Int[Tensor, "rows 1"], known: Int[Tensor, "rows P"], length: int, rng: Rng
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """``length`` tokens after the known ones; all of them count, since a stream goes on behind EOS."""
+        """Draw ``length`` tokens after the known ones; all of them count, since a stream continues after EOS."""
         with inference(self.module):
             read, cache = torch.cat([given, known], dim=1).to(self.module.device), self._cache(len(given))
             drawn: list[Tensor] = []
@@ -68,7 +68,7 @@ class CausalNetwork:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The memory, live: a checkpoint keeps it, and fills it again."""
+        """Return the memory, live: a checkpoint keeps it, and fills it again."""
         counts = {"counts": self._counts} if self.memory else {}
         return counts | {f"memory.{i}": keys for i, keys in enumerate(self._keys)}
 
@@ -83,7 +83,7 @@ class CausalNetwork:
         self._fresh = None
 
     def forget(self) -> None:
-        """Begin anew: the next block has nothing before it."""
+        """Reset: the next block has nothing before it."""
         self._counts.zero_()
         for keys in self._keys:
             keys.zero_()
@@ -105,7 +105,7 @@ class CausalNetwork:
         return self.module(tokens, position_ids=place, past_key_values=cache, use_cache=True)
 
     def _cache(self, rows: int) -> DynamicCache:
-        """The memory as the model wants it, a copy."""
+        """Return the memory as the model wants it, a copy."""
         cache, kept = DynamicCache(), int(self._counts[1])
         if kept:
             device = self.module.device
@@ -129,7 +129,7 @@ class _Fresh(NamedTuple):
 
 @contextmanager
 def inference(module: torch.nn.Module) -> Iterator[None]:
-    """Dropout off within this block."""
+    """Switch dropout off within this block."""
     was_training = module.training
     module.eval()
     try:
@@ -138,7 +138,7 @@ def inference(module: torch.nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
-def _tensors(cache: DynamicCache, most: int) -> list[Tensor]:
-    """Keys and values of the last ``most`` tokens, layer by layer."""
+def _tensors(cache: DynamicCache, max_tokens: int) -> list[Tensor]:
+    """Return keys and values of the last ``max_tokens`` tokens, layer by layer."""
     layers: list[Any] = cache.layers
-    return [each[:, :, -most:].detach().cpu() for layer in layers for each in (layer.keys, layer.values)]
+    return [each[:, :, -max_tokens:].detach().cpu() for layer in layers for each in (layer.keys, layer.values)]

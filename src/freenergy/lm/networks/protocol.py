@@ -35,22 +35,22 @@ class Network(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """Return what is trained."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Return V."""
         ...
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
-        """At place t the logits of token t, given g and tokens 0 … t − 1; T may be less than the length of a row."""
+        """Compute the logits of each token t given g and tokens 0 … t − 1; T may be less than the length of a row."""
         ...
 
     def draw(
         self, given: Any, known: Int[Tensor, "rows P"], length: int, rng: Rng
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """At most ``length`` tokens after the known ones, drawn from q, and which of them count."""
+        """Draw at most ``length`` tokens after the known ones from q; return them and which of them count."""
         ...
 
 
@@ -60,15 +60,15 @@ class Data(Protocol):
 
     @property
     def epoch_steps(self) -> int:
-        """Optimiser steps in which every row is read about once."""
+        """Return the optimiser steps in which every row is read about once."""
         ...
 
     def batch(self, step: int, micro: int) -> Batch:
-        """The rows of a micro-batch of step 1, 2, …: chosen by these two numbers and the seed alone."""
+        """Return the rows of a micro-batch of step 1, 2, …: chosen by these two numbers and the seed alone."""
         ...
 
     def held_out(self) -> Iterator[Batch]:
-        """The validation rows, in order."""
+        """Return the validation rows, in order."""
         ...
 
 
@@ -78,7 +78,7 @@ class Recurrent(Protocol):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The memory, live: a checkpoint keeps it, and fills it again."""
+        """Return the memory, live: a checkpoint keeps it, and fills it again."""
         ...
 
     def remember(self) -> None:
@@ -86,7 +86,7 @@ class Recurrent(Protocol):
         ...
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset."""
         ...
 
     def apart(self) -> AbstractContextManager[None]:
@@ -96,8 +96,8 @@ class Recurrent(Protocol):
 
 @runtime_checkable
 class Lanes(Protocol):
-    """Data whose rows go on where those of the step before ended."""
+    """Data whose rows continue where those of the previous step ended."""
 
     def is_first(self, step: int) -> bool:
-        """Whether nothing comes before the rows of this step."""
+        """Return whether nothing comes before the rows of this step."""
         ...
