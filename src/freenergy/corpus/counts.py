@@ -1,4 +1,4 @@
-"""How many words and bytes per continuation adds to its prefix, so that perplexity can be told a word and a byte.
+"""Counts the words and bytes that a continuation adds to its prefix, for perplexity per word and per byte.
 
     words(x | c) = W(c x) − W(c),      bytes(x | c) = |c x| − |c|
 
@@ -18,7 +18,7 @@ _TAIL = 16  # tokens of the prefix: enough bytes for a whole character before th
 
 
 def count_words_and_bytes(tokenizer: Tokenizer, x: Continuations) -> tuple[int, int]:
-    """Return words that begin in the continuations, and their bytes in UTF-8, summed over all; EOS is no text."""
+    """Return the number of words that start in the continuations, and of their UTF-8 bytes; EOS is not text."""
     measure = _measure(tokenizer)
     words = size = 0
     for context, continuations in zip(x.contexts.lists(), x.lists(), strict=True):

@@ -1,10 +1,10 @@
-"""Held-out windows that repeat what came before are no test: which of them to drop.
+"""Finds held-out windows that repeat text of earlier splits, which must not be used as a test.
 
     h(i) = Σ_j m(x[i + j]) · b^(n − 1 − j)  mod 2^64,   j = 0 … n − 1      (hash of the n-gram at i; m mixes a token)
     drop window [s, e)   if some n-gram inside it occurs in an earlier split
 
 The held-out n-grams are few, the training n-grams many: so the held-out hashes are sorted in memory and the training
-stream passes by, through a table that turns most of it away. N-grams do not cross from one document into the next.
+stream is streamed through a table that filters out most of it. N-grams do not cross from one document into the next.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,8 @@ from freenergy.core.progress import Advance
 from freenergy.corpus.windows import Places
 
 _CHUNK = 1 << 18  # positions of the stream at a time: a few arrays of them stay in the processor's cache
-_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no token's share of the hash is lost
-_MOST_FILTER_BITS = 26  # 64 MB, one byte per entry
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplication is invertible
+_MAX_FILTER_BITS = 26  # 64 MB, one byte per entry
 
 Array = np.ndarray
 
@@ -36,7 +36,7 @@ class Stream:
 
     @classmethod
     def on_disk(cls, path: Path, kind: np.dtype, documents: Integer[np.ndarray, " bounds"]) -> "Stream":
-        """Return a file of tokens; read, not mapped, so that what has passed leaves memory."""
+        """Return a stream over a file of tokens; it is read, not mapped, so that memory is freed behind it."""
 
         def read(first: int, stop: int) -> Array:
             return np.fromfile(path, dtype=kind, offset=first * kind.itemsize, count=stop - first)
@@ -45,7 +45,7 @@ class Stream:
 
 
 def repeated(held_out: Stream, earlier: Iterable[Stream], n: int, advance: Advance) -> tuple[Array, float]:
-    """For each position of the held-out stream, does its n-gram occur in an earlier stream? And the share that do."""
+    """Return for each position of the held-out stream whether its n-gram occurs earlier, and the share that do."""
     known = np.concatenate([np.zeros(0, np.uint64), *(h[inside] for _, h, inside in _hashes(held_out, n))])
     known.sort()  # in place; of equal hashes the first is the one that is found
     seen = np.zeros(len(known), dtype=bool)
@@ -58,7 +58,7 @@ def repeated(held_out: Stream, earlier: Iterable[Stream], n: int, advance: Advan
 
 
 def touched(places: Bool[np.ndarray, " tokens"], windows: Places, prefix: int, n: int) -> Bool[np.ndarray, " windows"]:
-    """Return which windows hold a marked n-gram from its first token to its last."""
+    """Return which windows contain a marked n-gram completely."""
     before = np.zeros(len(places) + 1, dtype=np.int64)
     np.cumsum(places, out=before[1:])
     start = windows["start"]
@@ -68,20 +68,20 @@ def touched(places: Bool[np.ndarray, " tokens"], windows: Places, prefix: int, n
 
 def _mark(known: Array, seen: Array, stream: Stream, n: int, advance: Advance) -> None:
     """Set ``seen`` where a known hash occurs in the stream."""
-    bits = min(max(len(known).bit_length() + 3, 8), _MOST_FILTER_BITS)
+    bits = min(max(len(known).bit_length() + 3, 8), _MAX_FILTER_BITS)
     shift = np.uint64(64 - bits)
     table = np.zeros(1 << bits, dtype=bool)
     for part in range(0, len(known), _CHUNK):
         table[known[part : part + _CHUNK] >> shift] = True
     for _, h, inside in _hashes(stream, n):
         advance(len(h))
-        h = np.sort(h[inside & table[h >> shift]])  # sorted, the search walks through memory instead of leaping
+        h = np.sort(h[inside & table[h >> shift]])  # sorted, so that the search accesses memory in order
         at = np.minimum(np.searchsorted(known, h), max(len(known) - 1, 0))
         seen[at[known[at] == h]] = True
 
 
 def _hashes(stream: Stream, n: int) -> Iterator[tuple[int, Array, Array]]:
-    """Chunk by chunk: where it begins, the hash of the n-gram at each position, and is it inside one document."""
+    """Yield per chunk: its start, the hash of the n-gram at each position, and whether that is inside one document."""
     for first in range(0, stream.size, _CHUNK):
         count = min(_CHUNK, stream.size - first)
         mixed = _mix(stream.read(first, min(first + count + n - 1, stream.size)))
@@ -109,7 +109,7 @@ def _power(exponent: int) -> np.uint64:
 
 
 def _inside(documents: Array, first: int, count: int, n: int) -> Array:
-    """Is the position n or more tokens before the end of its document?"""
+    """Return whether each position is n or more tokens before the end of its document."""
     lo, hi = np.searchsorted(documents, [first, first + count + n], side="right")
     ends = np.asarray(documents[lo:hi]) - first
     # the n − 1 places before an end are outside; short documents overlap, so outside-ness is counted

@@ -1,11 +1,11 @@
-"""Where documents begin and end in a stream of text, and how a very long one is passed on in pieces.
+"""Finds document boundaries in a stream of text, and cuts very long documents into pieces.
 
     fragments  t_1 t_2 … END t_k … END      →      pieces of at most 1 Mi characters, each marked first / last
 
 A fragment is any part of a document; ``END`` closes the document. No step holds more than a piece of it, so a file of
 any size streams through. A document of up to 1 Mi characters is one piece. A longer one is cut before white space
 that follows a word character, a newline where there is one: there every common pre-tokenizer begins a new word
-anyway, so the tokens are as good as those of the uncut text.
+anyway, so the tokens are like those of the uncut text.
 """
 
 import re
@@ -20,8 +20,8 @@ END: Final = None
 Fragments = Iterator[str | None]
 
 
-class Piece(NamedTuple):
-    """A part of one document; most documents are a single piece, first and last at once."""
+class DocumentPiece(NamedTuple):
+    """A part of one document; most documents are a single piece, both first and last."""
 
     text: str
     is_first: bool
@@ -41,7 +41,7 @@ def split_documents(texts: Iterable[str], settings: CorpusSettings) -> Fragments
 
 
 def lines(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    r"""Cut a stream of text into lines, each with its "\n", and whether the part begins a line.
+    r"""Cut a stream of text into lines, each with its "\n", and whether the part starts a line.
 
     A line beyond the size of a piece comes in several parts, of which the last ends with the newline.
     """
@@ -58,7 +58,7 @@ def lines(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield rest, begins
 
 
-def pieces(fragments: Fragments, size: int = PIECE) -> Iterator[Piece]:
+def pieces(fragments: Fragments, size: int = PIECE) -> Iterator[DocumentPiece]:
     """Join fragments into pieces of at most ``size`` characters; blank documents are left out."""
     held: list[str] = []
     length, is_first = 0, True
@@ -66,7 +66,7 @@ def pieces(fragments: Fragments, size: int = PIECE) -> Iterator[Piece]:
         if fragment is END:
             text = "".join(held)
             if not is_first or not _is_blank(text):
-                yield Piece(text, is_first, True)
+                yield DocumentPiece(text, is_first, True)
             held, length, is_first = [], 0, True
             continue
         held.append(fragment)
@@ -75,8 +75,8 @@ def pieces(fragments: Fragments, size: int = PIECE) -> Iterator[Piece]:
             *cut, text = _cut(held, size)
             for part in cut:
                 if is_first and _is_blank(part):
-                    continue  # a megabyte of blanks before a text says nothing, and could go on for ever
-                yield Piece(part, is_first, False)
+                    continue  # leading blanks are dropped, however many megabytes
+                yield DocumentPiece(part, is_first, False)
                 is_first = False
             held, length = [text], len(text)
 

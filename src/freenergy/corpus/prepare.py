@@ -2,8 +2,8 @@
 
     text → survey → tokenizer → shards → streams → windows → de-duplicated windows → corpus.json
 
-Every step leaves whole files, so a stage that was killed goes on where it was and ends with the same bits;
-``corpus.json`` is the last file and says that all others are there.
+Every step writes its files atomically, so a killed stage resumes and ends with the same bits;
+``corpus.json`` is written last and marks the stage as complete.
 """
 
 import shutil
@@ -44,7 +44,7 @@ def prepare(
     shard_bytes: int = SHARD_BYTES,
     workers: WorkerPool = _IN_PROCESS,
 ) -> CorpusReport:
-    """Prepare a corpus in ``folder``, or go on where an earlier call with the same settings stopped.
+    """Prepare a corpus in ``folder``, or resume an earlier call with the same settings.
 
     ``sources`` is ``{"all": paths}``, which is split by document, or has the paths of ``train``, ``validation`` and,
     if wanted, ``test``.
@@ -86,13 +86,13 @@ def _tokenizer(
     seed: int,
     progress: Progress,
 ) -> Tokenizer:
-    """Return the tokenizer of the corpus: as stored, or loaded, or learned from the training split."""
+    """Return the tokenizer of the corpus: as stored, loaded, or trained on the training split."""
     place = folder / "tokenizer"
     if not (place / "tokenizer.json").exists():
         if isinstance(tokenizer_settings, PretrainedTokenizer):
             tokenizer = Tokenizer.from_pretrained(Path(tokenizer_settings.path))
         else:
-            with progress.track("learning the tokenizer", total_size(sources), "bytes") as advance:
+            with progress.track("training the tokenizer", total_size(sources), "bytes") as advance:
                 pieces = tagged(settings, sources, found, seed, advance)
                 texts: Iterator[str] = (piece.text for split, piece in pieces if split == "train")
                 if isinstance(tokenizer_settings, BytePairTokenizer):
@@ -106,7 +106,7 @@ def _tokenizer(
 def _finish(
     settings: CorpusSettings, tokenizer: Tokenizer, counts: dict[str, StreamCount], folder: Path, progress: Progress
 ) -> CorpusReport:
-    """Return windows of each split, cleared of what earlier splits hold; then the report."""
+    """Write the windows of each split, without duplicates of earlier splits; returns the report."""
     splits: dict[str, SplitReport] = {}
     examples: tuple[Example, ...] = ()
     streams: dict[str, Stream] = {}
@@ -153,15 +153,15 @@ def _clear(
     split: str,
     progress: Progress,
 ) -> tuple[Places, int, float]:
-    """Windows without those that repeat an n-gram of earlier splits, how many went, and the share of such n-grams."""
+    """Return the windows to keep, the number dropped, and the share of n-grams that occur in earlier splits."""
     total = sum(stream.size for stream in earlier.values())
     with progress.track(f"de-duplicating {split}", total, "tokens") as advance:
         marked, shared = repeated(held_out, earlier.values(), settings.ngram, advance)
     drop = touched(marked, places, settings.prefix, settings.ngram)
     if drop.all():
         raise UserError(
-            f"all {len(drop)} {split} windows share {settings.ngram} tokens in a row with {' or '.join(earlier)}: give "
-            f"other {split} text, or set deduplicate to 0 to keep them"
+            f"all {len(drop)} {split} windows share an n-gram of {settings.ngram} tokens with {' or '.join(earlier)}: "
+            f"give other {split} text, or set deduplicate to 0 to keep them"
         )
     return places[~drop], int(drop.sum()), shared
 

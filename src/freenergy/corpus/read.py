@@ -1,9 +1,9 @@
-r"""Text from disk, streamed: files and folders in, pieces of documents out.
+r"""Streams text from disk: files and folders in, pieces of documents out.
 
     .txt  .raw  .jsonl  .parquet      each also with .gz or .zst;      a folder of them;      a folder of ``datasets``
 
-Nothing is held but the piece at hand: a block of a plain or compressed file, a row of JSON, a batch of a table. Text is
-UTF-8 or an error that says where it is not. Line ends become "\n" whatever system wrote them.
+Only the current piece is in memory: a block of a plain or compressed file, a row of JSON, a batch of a table. Text must
+be UTF-8; an error names the place where it is not. Line ends of any system become "\n".
 """
 
 import codecs
@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, parse_json_line
 from freenergy.core.progress import Advance
-from freenergy.corpus.documents import END, Fragments, Piece, lines, pieces, split_documents
+from freenergy.corpus.documents import END, DocumentPiece, Fragments, lines, pieces, split_documents
 from freenergy.corpus.settings import CorpusSettings
 
 _BLOCK = 1 << 20  # bytes
-_ROWS = 256  # rows of a table at a time: they may be long documents
+_ROWS = 256  # rows of a table per batch: they may be long documents
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _KNOWN = "txt, raw, jsonl or parquet, each also with .gz or .zst"
 
@@ -39,17 +39,17 @@ def find(path: Path) -> list[Path]:
         below = (child for child in sorted(path.iterdir()) if not child.name.startswith(".") and not _loops(child))
         found = [file for child in below if child.is_dir() or _kind(child) for file in _found_below(child)]
         if not found:
-            raise UserError(f"the folder {path} has no text in it: put files there whose names end in {_KNOWN}")
+            raise UserError(f"the folder {path} contains no text: add files whose names end in {_KNOWN}")
         return found
     if not path.exists():
         raise UserError(f"there is no file or folder {path}: check the path")
     if not _kind(path):
-        raise UserError(f"the name {path} does not say what is in it: use a file whose name ends in {_KNOWN}")
+        raise UserError(f"{path} has an unknown file type: use a file whose name ends in {_KNOWN}")
     return [path]
 
 
 def _loops(child: Path) -> bool:
-    """Return a link to a folder that it lies in would give the same text again and again."""
+    """Whether the child is a link to a folder above it, which would repeat the same text for ever."""
     return child.is_symlink() and child.resolve() in child.absolute().parents
 
 
@@ -58,17 +58,17 @@ def _found_below(child: Path) -> list[Path]:
         return find(child)
     except UserError:
         if child.is_dir():
-            return []  # an empty folder below a folder is no mistake
+            return []  # an empty subfolder is fine
         raise
 
 
 def size(paths: Sequence[Path]) -> int:
-    """Return bytes on disk, the measure of progress."""
+    """Return the bytes on disk, for progress reports."""
     return sum(file.stat().st_size for path in paths for file in ([path] if path.is_file() else path.rglob("*.arrow")))
 
 
-def read(paths: Sequence[Path], settings: CorpusSettings, advance: Advance) -> Iterator[Piece]:
-    """Stream the documents of files; ``advance`` is told of the bytes on disk that were read."""
+def read(paths: Sequence[Path], settings: CorpusSettings, advance: Advance) -> Iterator[DocumentPiece]:
+    """Stream the documents of files; ``advance`` receives the bytes read from disk."""
     readers: dict[str, Reader] = {"text": _text, "jsonl": _jsonl, "parquet": _parquet, "datasets": _datasets}
     for path in paths:
         kind = "datasets" if path.is_dir() else _kind(path)
@@ -97,7 +97,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
                 with pa.CompressedInputStream(raw, codec) as stream:
                     yield stream, raw
     except PermissionError:
-        raise UserError(f"{path} cannot be read: give yourself the permission with chmod u+r") from None
+        raise UserError(f"{path} cannot be read: grant permission with chmod u+r") from None
 
 
 def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
@@ -108,8 +108,8 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
                 block: bytes = stream.read(_BLOCK)
             except OSError as error:
                 raise UserError(
-                    f"{path} cannot be decompressed ({_first_line(error)}): it is cut short or damaged, "
-                    "so fetch or compress it again"
+                    f"{path} cannot be decompressed ({_first_line(error)}): it is truncated or damaged, "
+                    "so download or compress it again"
                 ) from None
             advance(raw.tell() - done)
             done = raw.tell()
@@ -143,7 +143,7 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError, read_so_far: int, line: int) -> UserError:
-    """Name the byte: the decoder's buffer ends where reading has come to."""
+    """Return the error that names the byte: the decoder's buffer ends at the current position."""
     at = read_so_far - len(error.object) + error.start
     line += error.object.count(b"\n", 0, error.start)
     return UserError(
@@ -157,7 +157,7 @@ def _text(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 
 
 def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
-    """Yield one document per row; null and a half of a surrogate pair are no text."""
+    """Yield one document per row; null counts as empty, and half a surrogate pair is replaced."""
     number, held = 0, ""
     for part, _ in _with_last(lines(_decoded(path, advance))):
         held += part
@@ -170,7 +170,7 @@ def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 
 
 def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the same, with a newline at the end in any case."""
+    """Yield the same, with a final newline in any case."""
     yield from parts
     yield "\n", False
 
@@ -205,7 +205,7 @@ def _parquet(path: Path, settings: CorpusSettings, advance: Advance) -> Fragment
         with _opened(path) as (file, _):
             yield from _parquet_rows(file, path, settings.text_column, advance)
         return
-    with tempfile.TemporaryFile() as file:  # a table is read from its end, so it must be laid out before
+    with tempfile.TemporaryFile() as file:  # Parquet is read from its end, so it must be decompressed first
         with disk_full_as_user_error(Path(tempfile.gettempdir())):
             for block in _blocks(path, lambda amount, note="": None):
                 file.write(block)
@@ -222,7 +222,7 @@ def _parquet_rows(file: Any, path: Path, column: str, advance: Advance) -> Fragm
             advance(path.stat().st_size * batch.num_rows / table.metadata.num_rows)
             yield from _texts_of(batch.column(0), path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path} is not a Parquet file ({_first_line(error)}): fetch or write it again") from None
+        raise UserError(f"{path} is not a Parquet file ({_first_line(error)}): download or write it again") from None
 
 
 def _datasets(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:

@@ -1,4 +1,4 @@
-"""What the corpus stage found and made, in numbers and a few examples."""
+"""The report of the corpus stage: counts and a few examples."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, final
@@ -9,7 +9,7 @@ from freenergy.corpus.settings import SPLITS
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitReport:
-    """One split; ``ngrams_shared`` is the share of its n-grams that occur in earlier splits, None when not looked for.
+    """One split; ``ngrams_shared`` is the share of its n-grams that occur in earlier splits, None if not computed.
 
     ``tokens`` counts the EOS of each document; ``bytes`` are those of the text; ``windows`` are those kept.
     """
@@ -34,7 +34,7 @@ class Example:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReport:
-    """Everything that a reader of the corpus must know; ``fingerprint`` names its content."""
+    """The metadata of a corpus; ``fingerprint`` identifies its content."""
 
     fingerprint: str
     tokenizer: str

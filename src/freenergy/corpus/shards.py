@@ -1,4 +1,4 @@
-"""From pieces of documents to one stream of tokens a split, in steps that survive a crash.
+"""Encodes documents into one stream of tokens per split, in resumable steps.
 
     shard k = the tokens of the k-th 16 MB of text;      stream of a split = its documents, each followed by EOS
 
@@ -22,24 +22,24 @@ from freenergy.core.files import atomic_write, read_arrays
 from freenergy.core.workers.local import InProcess
 from freenergy.core.workers.protocol import WorkerPool
 from freenergy.core.workers.shards import map_unless_single
-from freenergy.corpus.documents import Piece
+from freenergy.corpus.documents import DocumentPiece
 from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.tokenizer import Tokenizer
 
 SHARD_BYTES = 16 << 20
-_BATCH_BYTES = 1 << 18  # the library keeps some hundred bytes per token until a batch is done; more is no faster
+_BATCH_BYTES = 1 << 18  # the library needs some hundred bytes per token of a batch; larger is not faster
 
 _IN_PROCESS = InProcess()
 
-Tagged = Iterable[tuple[str, Piece]]
-Group = list[tuple[str, Piece, int]]  # split, piece, bytes
+Tagged = Iterable[tuple[str, DocumentPiece]]
+Group = list[tuple[str, DocumentPiece, int]]  # split, piece, bytes
 Array = np.ndarray
 
 
 @final
 @dataclass(slots=True)
 class StreamCount:
-    """What a split's stream holds; ``tokens`` counts EOS, ``bytes`` are those of the text."""
+    """The size of a split's stream; ``tokens`` counts EOS, ``bytes`` are those of the text."""
 
     documents: int = 0
     tokens: int = 0
@@ -47,14 +47,14 @@ class StreamCount:
 
 
 def token_type(vocab_size: int) -> np.dtype:
-    """Return two bytes per token where they suffice, else four; little-endian."""
+    """Return the dtype of tokens: two bytes if they suffice, else four; little-endian."""
     return np.dtype("<u2" if vocab_size < 1 << 16 else "<u4")
 
 
 def encode_shards(
     tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, workers: WorkerPool = _IN_PROCESS
 ) -> int:
-    """Encode what is not encoded yet; the number of shards. This process reads the text, the engine's encode it."""
+    """Encode missing shards and return their number; this process reads the text, workers encode it."""
     count = 0
 
     def missing() -> Iterator[tuple[int, Group]]:
@@ -93,7 +93,7 @@ def join_shards(folder: Path, count: int, splits: Sequence[str], out: Path) -> d
 
 
 def write_array(path: Path, array: Array) -> None:
-    """A .npy file, made in memory first: numpy's own writing to a file does not say so when the disk is full."""
+    """Write a .npy file via memory: numpy's own file writer does not report a full disk."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     with atomic_write(path) as temporary:
@@ -123,8 +123,8 @@ def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[Group]:
         yield group
 
 
-def _encode(group: Sequence[tuple[str, Piece, int]], tokenizer: Tokenizer) -> dict[str, Array]:
-    """Return tokens of the pieces, EOS after each last one, with the split, length and bytes of each piece."""
+def _encode(group: Sequence[tuple[str, DocumentPiece, int]], tokenizer: Tokenizer) -> dict[str, Array]:
+    """Return the tokens of the pieces, EOS after each last one, and split, length and bytes of each piece."""
     kind = token_type(tokenizer.vocab_size)
     tokens: list[Array] = []
     lengths: list[int] = []
@@ -144,8 +144,8 @@ def _encode(group: Sequence[tuple[str, Piece, int]], tokenizer: Tokenizer) -> di
     }
 
 
-def _batches(group: Sequence[tuple[str, Piece, int]]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(group: Sequence[tuple[str, DocumentPiece, int]]) -> Iterator[list[DocumentPiece]]:
+    batch: list[DocumentPiece] = []
     held = 0
     for _, piece, size in group:
         batch.append(piece)

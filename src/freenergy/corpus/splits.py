@@ -1,4 +1,4 @@
-"""Which split a document belongs to.
+"""Assigns documents to splits.
 
     h(d) = keyed hash of the document's text,      validation: h < a,      test: a ≤ h < b,      train: b ≤ h
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress
-from freenergy.corpus.documents import Piece
+from freenergy.corpus.documents import DocumentPiece
 from freenergy.corpus.read import read, size
 from freenergy.corpus.settings import SPLITS, CorpusSettings
 
@@ -64,7 +64,7 @@ def survey(settings: CorpusSettings, sources: Sources, seed: int, progress: Prog
 
 def tagged(
     settings: CorpusSettings, sources: Sources, found: Survey, seed: int, advance: Advance
-) -> Iterator[tuple[str, Piece]]:
+) -> Iterator[tuple[str, DocumentPiece]]:
     """Yield all pieces in the order of the sources, each with its split."""
     for name, paths in sources.items():
         split = name
@@ -75,14 +75,14 @@ def tagged(
 
 
 def wanted(settings: CorpusSettings, sources: Sources) -> tuple[str, ...]:
-    """Return the splits that there will be."""
+    """Return the names of the splits."""
     if "all" in sources:
         return SPLITS if settings.test_share > 0 else SPLITS[:2]
     return tuple(name for name in SPLITS if name in sources)
 
 
 def total_size(sources: Sources) -> int:
-    """Return bytes on disk of all sources, the measure of progress."""
+    """Return the bytes on disk of all sources, for progress reports."""
     return size([path for paths in sources.values() for path in paths])
 
 
@@ -113,4 +113,4 @@ def _check_documents(documents: Mapping[str, int], sources: Sources) -> None:
     for name, count in documents.items():
         if count == 0:
             where = ", ".join(map(str, sources[name][:3])) or "no file"
-            raise UserError(f"there is no text in {where}: give a corpus with at least one document that is not blank")
+            raise UserError(f"{where} contains no text: give a corpus with at least one non-blank document")

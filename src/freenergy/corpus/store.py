@@ -1,8 +1,8 @@
-"""A prepared corpus on disk, opened for reading.
+"""Reads a prepared corpus from disk.
 
     <split>.bin  tokens,   <split>.documents.npy  bounds,   <split>.windows.npy  windows,  tokenizer/,  corpus.json
 
-Streams and windows are mapped, not loaded; windows become tensors when they are asked for.
+Streams and windows are mapped, not loaded; windows become tensors on access.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class Windows:
         at = rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.int64)
         if isinstance(at, np.ndarray) and at.size and not 0 <= at.min() <= at.max() < len(self):
             raise UserError(
-                f"window {at.max()} is asked for and there are {len(self)}: files of a run are damaged or do not "
-                "belong together; delete the stage that names that window and run it again"
+                f"window {at.max()} does not exist, there are {len(self)}: files of the run are damaged or do not "
+                "match; delete the stage that refers to that window and run it again"
             )
         starts, lengths = self.starts[at], torch.from_numpy(self.lengths[at].astype(np.int64))
         p, L = self._prefix, self._continuation
@@ -66,7 +66,7 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
-        """Open a prepared corpus, or say what is missing or damaged."""
+        """Load a prepared corpus; raises ``UserError`` if something is missing or damaged."""
         folder = Path(folder)
         if not (folder / REPORT).is_file():
             raise UserError(f"there is no prepared corpus in {folder}: run the corpus stage first")
@@ -83,12 +83,12 @@ class Corpus:
 
     @property
     def prefix(self) -> int:
-        """p, the tokens of a window's prefix."""
+        """p, the length of a prefix in tokens."""
         return self.report.prefix
 
     @property
     def continuation(self) -> int:
-        """L, the most tokens of a window's continuation."""
+        """L, the maximum length of a continuation in tokens."""
         return self.report.continuation
 
     @property

@@ -19,7 +19,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 @final
 @dataclass(frozen=True, slots=True)
 class JoinedText:
-    """One continuation: its tokens, and what there is to say of them."""
+    """One continuation: its tokens, and notes on them."""
 
     tokens: list[int]
     is_apart: bool = False  # encoded without its prefix

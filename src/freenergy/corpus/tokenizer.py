@@ -1,6 +1,6 @@
-"""Text to tokens and back, with a fingerprint that says whose tokens they are.
+"""Text to tokens and back, with a fingerprint that identifies the tokenizer.
 
-    encode: text → t_1 … t_n,      decode(encode(text)) = text   (byte-level),      EOS ends a document and is no text
+    encode: text → t_1 … t_n,      decode(encode(text)) = text   (byte-level),      EOS ends a document and is not text
 
 Encoding never adds a special token, and text that happens to spell one is plain text, so EOS is in a stream only
 where a document ends.
@@ -22,22 +22,22 @@ _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 @final
 class Tokenizer:
-    """A tokenizer of the ``tokenizers`` library that knows the end of a document."""
+    """A tokenizer of the ``tokenizers`` library with an EOS token that ends documents."""
 
     def __init__(self, inner: tokenizers.Tokenizer, eos: int) -> None:
-        inner.no_truncation()  # checkpoints ship with both switched on; a corpus is neither cut nor padded
+        inner.no_truncation()  # some checkpoints ship with both enabled; a corpus is neither cut nor padded
         inner.no_padding()
         inner.encode_special_tokens = True
         if eos < 0 or inner.id_to_token(eos) is None:
             raise UserError(
-                f"the tokenizer has no token {eos} to end a document: mend eos_token_id in the folder's config.json"
+                f"the tokenizer has no token {eos}, which should be EOS: fix eos_token_id in the folder's config.json"
             )
         self._inner = inner
         self.eos = eos
 
     @cached_property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones included; ids are below it."""
+        """The number of tokens, added ones included; ids are below it."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -49,7 +49,7 @@ class Tokenizer:
         """Return the tokens of a text."""
         try:
             return list(self._inner.encode(text, add_special_tokens=False).ids)
-        except TypeError:  # half of a surrogate pair, as a terminal makes of bytes that are not UTF-8
+        except TypeError:  # half of a surrogate pair, which a terminal makes from bytes that are not UTF-8
             raise UserError(f"the text {text[:40]!r} is not UTF-8: give it in that encoding") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -57,12 +57,12 @@ class Tokenizer:
         return [encoding.ids for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens; special tokens are no text."""
+        """Decode tokens to text; special tokens are skipped."""
         return str(self._inner.decode([i for i in ids if i != self.eos], skip_special_tokens=True))
 
     @cached_property
     def bytes_of_tokens(self) -> list[bytes] | None:
-        """The bytes that each token stands for, where the vocabulary is byte-level; else None."""
+        """The bytes of each token if the vocabulary is byte-level, else None."""
         if not _mentions_byte_level(self._state.get("decoder")):
             return None
         alphabet = byte_alphabet()
@@ -103,7 +103,7 @@ class Tokenizer:
 
 
 def byte_alphabet() -> dict[str, bytes]:
-    """The character that byte-level vocabularies write for each byte: itself if it prints, else one from U+0100 on."""
+    """Return byte-level BPE's character for each byte: itself if printable, else one from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
@@ -120,11 +120,11 @@ def _from_file(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer ({error}): fetch the model's folder again") from None
+        raise UserError(f"{path} is not a tokenizer ({error}): download the model's folder again") from None
 
 
 def _eos_of_folder(folder: Path, inner: tokenizers.Tokenizer) -> int:
-    """EOS by name from the tokenizer's own files, else by number from the model's."""
+    """Return EOS by name from the tokenizer's files, else by id from the model's."""
     for name in (_CONFIG, "special_tokens_map.json"):
         token = _entry(folder / name, "eos_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -136,9 +136,7 @@ def _eos_of_folder(folder: Path, inner: tokenizers.Tokenizer) -> int:
         eos = eos[0] if isinstance(eos, list) and eos else eos
         if isinstance(eos, int):
             return eos
-    raise UserError(
-        f"the tokenizer in {folder} does not say which token ends a document: add eos_token to {folder / _CONFIG}"
-    )
+    raise UserError(f"the tokenizer in {folder} does not define EOS: add eos_token to {folder / _CONFIG}")
 
 
 def _entry(path: Path, key: str) -> Any:
@@ -158,5 +156,5 @@ def _through_transformers(path: Path) -> tuple[tokenizers.Tokenizer, int]:
             f"transformers cannot load a tokenizer from {path} ({reason}): save it with save_pretrained as {_FILE}"
         ) from error
     if loaded.eos_token_id is None:
-        raise UserError(f"the tokenizer in {path} does not say which token ends a document: set its eos_token")
+        raise UserError(f"the tokenizer in {path} does not define EOS: set its eos_token")
     return tokenizers.Tokenizer.from_str(inner.to_str()), int(loaded.eos_token_id)

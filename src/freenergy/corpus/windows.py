@@ -20,8 +20,8 @@ from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.corpus.settings import CorpusSettings
 
 RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
-_DOCUMENTS = 1 << 16  # looked at together
-_PART = 1 << 18  # windows at most
+_DOCUMENTS = 1 << 16  # per batch
+_PART = 1 << 18  # maximum windows per part
 
 Places = np.ndarray  # of RECORD
 
@@ -56,7 +56,7 @@ def places_of(
     lengths: Integer[np.ndarray, " W"] | int,
     documents: Integer[np.ndarray, " W"] | int = 0,
 ) -> Places:
-    """Return windows that begin there, with continuations of these lengths."""
+    """Return the windows with these starts and continuation lengths."""
     places = np.empty(len(starts), dtype=RECORD)
     places["start"], places["length"], places["document"] = starts, lengths, documents
     return places
@@ -67,18 +67,18 @@ def _too_short(documents: np.ndarray, settings: CorpusSettings, split: str) -> U
     need = settings.prefix + (settings.continuation if settings.ending == "fixed" else 0)
     parts = "prefix + continuation" if settings.ending == "fixed" else "the prefix"
     return UserError(
-        f"no {split} document is long enough for {parts} = {need} tokens (the longest has {longest}): set prefix and "
-        "continuation to less, or have longer documents (documents, document_start)"
+        f"no {split} document is long enough for {parts} = {need} tokens (the longest has {longest}): reduce prefix "
+        "and continuation, or make documents longer (documents, document_start)"
     )
 
 
 def write_windows(path: Path, parts: Iterable[Places]) -> Places:
-    """Store windows as a file of numpy; what was stored, mapped."""
+    """Store windows as a .npy file; returns them memory-mapped."""
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         count = 0
         _write_header(file, count)
         for part in parts:
-            file.write(part.tobytes())  # numpy's own writing to a file does not say so when the disk is full
+            file.write(part.tobytes())  # numpy's own file writer does not report a full disk
             count += len(part)
         file.seek(0)
         _write_header(file, count)
@@ -86,15 +86,15 @@ def write_windows(path: Path, parts: Iterable[Places]) -> Places:
 
 
 def _write_header(file: BinaryIO, count: int) -> None:
-    """As long for any count: numpy leaves room for the digits."""
+    """Write a header of constant length: numpy pads it for any count."""
     about = np.lib.format.header_data_from_array_1_0(np.empty(0, dtype=RECORD))
     np.lib.format.write_array_header_1_0(file, about | {"shape": (count,)})
 
 
 def read_windows(path: Path) -> Places:
-    """Return the windows that ``write_windows`` stored, mapped."""
+    """Load the windows that ``write_windows`` stored, memory-mapped."""
     with corruption_as_user_error(path, "run the corpus stage again"):
         places: Places = np.load(path, mmap_mode="r", allow_pickle=False)
         if places.dtype != RECORD or places.ndim != 1:
-            raise ValueError("it holds no windows of a corpus")
+            raise ValueError("not the windows of a corpus")
     return places

@@ -157,7 +157,7 @@ def test_overlap_is_dropped_and_reported(tmp_path, write, make_text):
 def test_nothing_left_after_deduplication(tmp_path, write, make_text):
     text = make_text(1, 300)
     sources = {split: [write(tmp_path / f"{split}.txt", [text])] for split in ("train", "validation")}
-    with pytest.raises(UserError, match=r"all .* validation windows share 10 tokens.*deduplicate to 0"):
+    with pytest.raises(UserError, match=r"all .* validation windows share an n-gram of 10 tokens.*deduplicate to 0"):
         run(tmp_path / "out", sources, deduplicate=10)
     assert not (tmp_path / "out" / "corpus.json").exists()
 
@@ -167,7 +167,7 @@ def test_corpora_that_cannot_be_prepared(tmp_path, write):
     with pytest.raises(UserError, match=r'1 distinct document, too few.*documents = "paragraph"'):
         run(tmp_path / "a", {"all": [one]})
     blank = write(tmp_path / "blank.txt", [" \n "])
-    with pytest.raises(UserError, match=r"no text in .*blank.txt"):
+    with pytest.raises(UserError, match=r"blank.txt contains no text"):
         run(tmp_path / "b", {"all": [blank]})
     with pytest.raises(UserError, match=r"no train document is long enough.*\(the longest has"):
         run(tmp_path / "c", {"train": [one], "validation": [one]}, prefix=500)
@@ -237,7 +237,7 @@ def test_progress_reaches_its_end(tmp_path, write, lines_of_text):
     recorder = Recorder()
     settings = CorpusSettings(source="x", documents="line", prefix=3, continuation=5)
     prepare(settings, BPE, sources, tmp_path / "out", 0, recorder)
-    assert {"reading the text", "learning the tokenizer", "encoding", "de-duplicating test"} <= set(recorder.done)
+    assert {"reading the text", "training the tokenizer", "encoding", "de-duplicating test"} <= set(recorder.done)
     assert recorder.done == pytest.approx(recorder.totals)
 
 

@@ -220,7 +220,7 @@ def test_when_no_route_answers_each_is_named_with_its_reason(world, monkeypatch)
         fetch("tiny")
     words = str(caught.value)
     assert isinstance(caught.value, UserError)
-    assert f"local folder: {world / 'nowhere/tiny/train.txt'} is not there" in words
+    assert f"local folder: {world / 'nowhere/tiny/train.txt'} does not exist" in words
     assert "hub org/tiny: no network" in words
     assert "package tinytext 1.0: No matching distribution" in words
     assert "put its files (train.txt) into $FREENERGY_RESOURCES/tiny" in words
@@ -252,7 +252,7 @@ def test_a_damaged_cache_is_noticed_and_never_used(world, monkeypatch):
     file = fetch("tiny") / "train.txt"
     file.write_bytes(TEXT[:-1])
     assert not is_cached("tiny")
-    remedy = re.escape(f"delete the folder {file.parent} and run it again")
+    remedy = re.escape(f"delete the folder {file.parent} and run the command again")
     with pytest.raises(ChecksumError, match=f"size of .* differs: expected 26 bytes, got 25; {remedy}"):
         fetch("tiny")
     file.write_bytes(TEXT.swapcase())
@@ -260,7 +260,7 @@ def test_a_damaged_cache_is_noticed_and_never_used(world, monkeypatch):
     with pytest.raises(ChecksumError, match=f"the checksum of tiny/train.txt differs: .*{remedy}"):
         fetch("tiny", verify=True)
     file.unlink()
-    with pytest.raises(ChecksumError, match=r"is not whole, .*train\.txt is missing"):
+    with pytest.raises(ChecksumError, match=r"is incomplete, .*train\.txt is missing"):
         fetch("tiny")
 
 
@@ -296,7 +296,7 @@ def test_what_a_killed_process_left_is_cleared(world, monkeypatch):
 def test_a_cache_that_cannot_be_made_is_one_sentence(world, monkeypatch):
     (world / "file").write_text("")
     monkeypatch.setenv("FREENERGY_CACHE", str(world / "file"))
-    with pytest.raises(UserError, match="set FREENERGY_CACHE to a folder that can be written"):
+    with pytest.raises(UserError, match="set FREENERGY_CACHE to a writable folder"):
         fetch("tiny")
 
 
@@ -350,7 +350,7 @@ def test_locate_takes_no_pickles_and_no_code_from_the_hub(world, monkeypatch):
         ("./models/a", UserError, "there is no file or folder ./models/a"),
         ("a/b/c", UserError, "there is no file or folder a/b/c"),
         ("", UserError, "the name of a text or model is empty"),
-        ("org/model", ResourceUnavailable, r"there is no path org/model, and the .* hub did not give it \(offline\)"),
+        ("org/model", ResourceUnavailable, r"there is no path org/model, and the .* hub did not return it \(offline\)"),
     ],
 )
 def test_names_that_lead_nowhere(monkeypatch, name, kind, sentence):

@@ -117,7 +117,7 @@ def test_eos_is_no_text_even_where_it_is_not_marked_special(tokenizer):
 
 
 def test_no_eos_no_tokenizer_and_damaged(tmp_path):
-    with pytest.raises(UserError, match="does not say which token ends"):
+    with pytest.raises(UserError, match="does not define EOS"):
         Tokenizer.from_pretrained(checkpoint(tmp_path))
     with pytest.raises(UserError, match="no token 77"):
         Tokenizer.from_pretrained(checkpoint(tmp_path, config={"eos_token_id": 77}))

@@ -18,12 +18,12 @@ from freenergy.core.files import atomic_write
 
 PACKAGES = ("numpy", "scipy", "torch", "transformers")
 _MEGABYTES_EACH = 1.5
-_SHORTEST = 400  # characters: a module that says less is no document
-_LONGEST_SOURCE = 400_000  # bytes: beyond are generated tables
+_SHORTEST = 400  # characters: shorter modules are skipped
+_LONGEST_SOURCE = 400_000  # bytes: longer sources are generated tables
 
 
 def docstrings_corpus(into: Path, *, megabytes_each: float = _MEGABYTES_EACH) -> Path:
-    """Write ``docstrings.jsonl`` into a folder, one module a line, at most so many megabytes of each package."""
+    """Write ``docstrings.jsonl`` into a folder, one module per line, up to a number of megabytes per package."""
     path = into / "docstrings.jsonl"
     told: set[str] = set()
     count = 0
@@ -41,7 +41,7 @@ def docstrings_corpus(into: Path, *, megabytes_each: float = _MEGABYTES_EACH) ->
 
 
 def _documents(package: str, told: set[str]) -> Iterator[tuple[str, str]]:
-    """Modules of a package with their docstrings, by name; what was told before is left out."""
+    """Yield the modules of a package with their docstrings, by name, without repetitions."""
     spec = importlib.util.find_spec(package)
     for root in map(Path, (spec.submodule_search_locations if spec else None) or ()):
         for source in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):

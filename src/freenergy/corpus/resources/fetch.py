@@ -1,11 +1,11 @@
-"""From a name to files on this machine.
+"""Downloads named resources into a cache.
 
     name → cache, if it is there → the first route whose content has the right checksum → cache
 
-A resource is in the cache whole or not at all: a folder is filled aside, every file's SHA-256 is compared with the
-table, and the folder is renamed; a lock keeps two processes from fetching at once. The cache is ``$FREENERGY_CACHE``,
-else ``$XDG_CACHE_HOME/freenergy``, else ``~/.cache/freenergy``. ``$FREENERGY_RESOURCES/NAME/`` is a folder that a
-person fills by hand for a machine without network; it is looked at before any other route.
+A resource enters the cache atomically: a temporary folder is filled, every file's SHA-256 is compared with the table,
+and the folder is renamed; a lock keeps two processes from fetching at once. The cache is ``$FREENERGY_CACHE``,
+else ``$XDG_CACHE_HOME/freenergy``, else ``~/.cache/freenergy``. ``$FREENERGY_RESOURCES/NAME/`` is a folder to
+fill by hand for a machine without network; it is tried before any other route.
 """
 
 import difflib
@@ -34,11 +34,11 @@ _Attempt = Callable[[Path], None]
 
 
 class ResourceUnavailable(UserError):  # noqa: N818
-    """No route answered; the sentence names those tried and why each failed."""
+    """No route worked; the message lists the routes and why each failed."""
 
 
 class ChecksumError(UserError):
-    """Content that is not what the table says it must be."""
+    """Content that does not match the table's checksum."""
 
 
 def cache_folder() -> Path:
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 
 
 def is_cached(name: str) -> bool:
-    """True when every file is in the cache at its right size."""
+    """Whether every file is in the cache with the right size."""
     resource, folder = named(name), _place(name)
     return all((folder / f.name).is_file() and (folder / f.name).stat().st_size == f.size for f in resource.files)
 
@@ -65,12 +65,11 @@ def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) 
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"the cache {place.parent} cannot be made ({error.strerror}): set FREENERGY_CACHE to a folder that can be "
-            "written"
+            f"the cache {place.parent} cannot be created ({error.strerror}): set FREENERGY_CACHE to a writable folder"
         ) from error
     with filelock.FileLock(place.parent / f".{name}.lock"):
         if place.exists():
-            check(resource, place, remedy=f"delete the folder {place} and run it again", hashes=verify)
+            check(resource, place, remedy=f"delete the folder {place} and run the command again", hashes=verify)
         else:
             _fill(resource, place, progress or Silent())
     return place
@@ -96,7 +95,7 @@ def locate(name: str, progress: Progress | None = None) -> Path:
 
 
 def listing() -> list[dict[str, Any]]:
-    """Return every known name, for people and for ``--json``."""
+    """Return all resources, for the table and for ``--json``."""
     return [
         {
             "name": resource.name,
@@ -123,7 +122,7 @@ def check(resource: Resource, folder: Path, *, remedy: str, hashes: bool = True)
     for file in resource.files:
         path = folder / file.name
         if not path.is_file():
-            raise ChecksumError(f"{resource.name} is not whole, {path} is missing: {remedy}")
+            raise ChecksumError(f"{resource.name} is incomplete, {path} is missing: {remedy}")
         size = path.stat().st_size
         if size != file.size and not hashes:
             raise ChecksumError(f"the size of {path} differs: expected {file.size} bytes, got {size}; {remedy}")
@@ -139,7 +138,7 @@ def _check_hash(file: File, path: Path, label: str, remedy: str) -> None:
 
 def _fill(resource: Resource, place: Path, progress: Progress) -> None:
     """Try the routes in order; the first with the right content becomes the cached copy."""
-    for stale in place.parent.glob(f".{place.name}.*.part"):  # of a process that was killed: we hold the lock
+    for stale in place.parent.glob(f".{place.name}.*.part"):  # left by a killed process: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     failures: list[str] = []
     differs: ChecksumError | None = None
@@ -148,7 +147,7 @@ def _fill(resource: Resource, place: Path, progress: Progress) -> None:
             with atomic_write(place) as temporary:
                 temporary.mkdir()
                 attempt(temporary)
-                check(resource, temporary, remedy=f"it came by {label}, which holds another version or a damaged one")
+                check(resource, temporary, remedy=f"it came by {label}, which has another version or a damaged one")
         except RouteError as error:
             failures.append(f"{label}: {error}")
         except ChecksumError as error:
@@ -182,7 +181,7 @@ def _from_hub(name: str, progress: Progress) -> Path:
     except RouteError as error:
         near = _near(name)
         raise ResourceUnavailable(
-            f"there is no path {name}, and the Hugging Face hub did not give it ({error}): check the spelling{near}, "
+            f"there is no path {name}, and the Hugging Face hub did not return it ({error}): check the spelling{near}, "
             "or download it elsewhere and give its folder"
         ) from error
     progress.say(f"{name}: Hugging Face hub, {folder}")

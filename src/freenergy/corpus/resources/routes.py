@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.2
 
 
 class RouteError(Exception):
-    """A route did not lead there: why, in a few words."""
+    """A route failed: the reason, in a few words."""
 
 
 def follow(route: Route, resource: Resource, into: Path, progress: Progress) -> None:
@@ -46,7 +46,7 @@ def from_folder(folder: Path, resource: Resource, into: Path) -> None:
     for file in resource.files:
         source = folder / file.name
         if not source.is_file():
-            raise RouteError(f"{source} is not there")
+            raise RouteError(f"{source} does not exist")
         shutil.copyfile(source, into / file.name)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, final
 
-from freenergy.corpus.resources.unpack import AssignedString, Gunzip, ParquetLines, Plain, Unpack
+from freenergy.corpus.resources.unpack import AssignedString, Gunzip, ParquetLines, Uncompressed, Unpack
 
 Kind = Literal["text", "pairs", "model"]
-_PLAIN = Plain()
+_PLAIN = Uncompressed()
 
 
 @final

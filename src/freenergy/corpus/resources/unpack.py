@@ -20,7 +20,7 @@ Stream = IO[bytes] | io.BufferedIOBase  # an open file, or a member of an archiv
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Uncompressed:
     """The bytes as they are."""
 
     def __call__(self, source: Stream, target: Path) -> None:
@@ -82,4 +82,4 @@ class AssignedString:
         raise KeyError(f"{self.variable}[{self.key!r}]")
 
 
-Unpack = Plain | Gunzip | ParquetLines | AssignedString
+Unpack = Uncompressed | Gunzip | ParquetLines | AssignedString
