@@ -3,7 +3,7 @@
     E(x) = Σ_i s_i · E_i(trace of x) + Σ_j s_j · E_j(x)
 
 A probe reads a trace (``lm.activations``), which the base can keep while it draws; so where the energy is a probe of
-that base, or a product with such parts, they cost next to nothing. The other parts read the text, equal strings of a
+that base, or a product with such parts, they are nearly free. The other parts read the text, equal strings of a
 context once.
 """
 
@@ -54,7 +54,7 @@ class Split:
         rng: Rng,
         truncation: Truncation = ANCESTRAL,
     ) -> tuple[Draws, Float[Tensor, "B N"]]:
-        """Draws of ``base.sample``, and what the probes say of them, float64 on the CPU."""
+        """Return the draws of ``base.sample`` and the sum of the probes' energies, float64 on the CPU."""
         if not self.probes or not isinstance(base, TracingSampler):
             draws = base.sample(contexts, num, space, rng, truncation)
             return draws, torch.zeros(draws.x.shape, dtype=torch.float64)

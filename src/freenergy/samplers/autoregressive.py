@@ -3,12 +3,12 @@
     x_t = v with probability â_v / Σ_u â_u,      â_v = q(v | c, x_<t) · Ẑ(c, x_<t v),      v, u in the top k of P_LM
     Ẑ(c, x_<t v) = (1/m) Σ_j w(x_<t v y_j),      y_j ~ q(· | c, x_<t v)
 
-q is P_LM restricted to its top k tokens at every step, in the roll-outs too. (Were the roll-outs left whole, as section
-A.1 may be read, the law would be that of no residual model: each step would count futures that no later step can
-write.) So as m grows, or at once where one token is left, the steps are those of a residual model:
+q is P_LM restricted to its top k tokens at every step, in the roll-outs too. (With roll-outs of all tokens, a possible
+reading of section A.1, no residual model has the resulting law: steps would count futures that no later step can
+write.) So as m grows, or exactly where one token is left, the steps are those of a residual model:
 
-    target "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the residual model
-    target "model":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
+    law "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the residual model
+    law "model":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
 
 At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With y_j = q(v) w_j / Σ_u a_u, whose
 mean is P(v), Jensen's inequality over all completions but one bounds it from below, and so the distance from above:
@@ -18,8 +18,8 @@ mean is P(v), Jensen's inequality over all completions but one bounds it from be
 
 The bound is estimated from the same completions, so it is as good as they are.
 
-It is dear: about k · m · L²/2 tokens of the base a text, where resampling with n candidates takes n · L. It shows how
-each token came about; to write, resample.
+It is expensive: about k · m · L²/2 tokens of the base per text, where resampling with n candidates takes n · L. It
+shows how each token was chosen; to generate text, use resampling.
 """
 
 import math
@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
@@ -41,7 +42,7 @@ from freenergy.models.residual import Residual, relative_to_base
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.partition.exact import after
 from freenergy.partition.next_token import first_given
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
+from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 
 @final
@@ -55,7 +56,7 @@ class Autoregressive:
     batch_size: int = 128  # completions in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("top_k", "completions", "batch_size"))
+        check_range(self, "top_k", "completions", "batch_size", at_least=1)
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Write token by token."""
@@ -132,7 +133,7 @@ class Autoregressive:
     def _rolled_out(
         self, left: Target[Residual], head: Sequence[int], first: Int[Tensor, " N"], rng: Rng
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], int]:
-        """log w and E of a completion of each first token, and how many tokens were drawn."""
+        """Return log w and E of a completion of each first token, and the number of tokens drawn."""
         truncation, log_w, E, tokens = Truncation(top_k=self.top_k), [], [], 0
         for n in range(0, len(first), self.batch_size):
             some, stream = first[n : n + self.batch_size], rng.shift(candidates=n)
@@ -169,14 +170,14 @@ class _Text:
 def step_distance(log_a: Float[Tensor, "k m"]) -> float:
     """The bound on a step's total variation above, with log(q(v) w_j) of m completions standing for their law.
 
-    One completion of each token tells nothing of how completions differ: the distance is then at most 1.
+    One completion per token says nothing about how completions differ: the distance is then at most 1.
 
     >>> step_distance(torch.zeros(3, 2)), step_distance(torch.zeros(3, 1))
     (0.0, 1.0)
     """
     k, m = log_a.shape
     if k == 1:
-        return 0.0  # there is no choice
+        return 0.0  # only one token can be chosen
     if m == 1:
         return 1.0
     y = (log_a - log_a.flatten().logsumexp(0) + math.log(m)).exp()

@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Kernel, KernelState, Model, Target
 from freenergy.models.residual import residual_of
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
+from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 
 @final
@@ -30,7 +31,7 @@ class Chain:
     steps: int = 256
 
     def __post_init__(self) -> None:
-        check_counts(self, ("steps",))
+        check_range(self, "steps", at_least=1)
 
     @torch.no_grad()
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:

@@ -6,7 +6,7 @@
     KL(P ‖ P_β) = log(Z_β/Z) + E_P[(log w − log β)⁺]
 
 A larger bound is nearer to the target and accepts less. Every expectation is a mean over draws of q, so one set of
-draws gives the whole curve; the acceptance rate is unbiased, the others are ratios. All of them are blind to weights
+draws gives the whole curve; the acceptance rate is unbiased, the others are ratios. None of them accounts for weights
 that have not been seen. The bound 1 − Z_β/Z may be far above the total variation: halving all the weights changes
 no law.
 """
@@ -30,7 +30,7 @@ _NEARLY_ALL = 0.9  # of the proposals with any weight
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """What a bound costs and what it gives."""
+    """The cost of a bound, and how far from the target it leaves the results."""
 
     log_bound: float  # log β
     acceptance: float  # Z_β/β
@@ -82,7 +82,7 @@ def bound_for_acceptance(log_weight: Float[Tensor, " n"], acceptance: float) -> 
     there = log_weight[log_weight > -torch.inf]
     if acceptance > len(there) / len(log_weight):
         raise UserError(
-            f"an acceptance of {acceptance:g} cannot be had: {len(there)} of {len(log_weight)} proposals have any "
+            f"an acceptance of {acceptance:g} cannot be reached: {len(there)} of {len(log_weight)} proposals have any "
             "weight; ask for less"
         )
     # Z_β/β is the share with any weight at the smallest of them, and below w_max/β

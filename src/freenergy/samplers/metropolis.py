@@ -6,7 +6,7 @@ Whatever its start, after t steps a chain is near the target (Liu 1996; the chai
 
     TV(P, law after t steps)  ≤  (1 − Z/w_max)^t,        since from any x it goes to x' with at least (Z/w_max) · P(x')
 
-Z is estimated from the proposals, and w_max is stated or the largest weight that was seen, so the distance is an
+Z is estimated from the proposals, and w_max is given or the largest weight that was seen, so the distance is an
 estimate. Weights that were not seen make it too small.
 
 Several results are the ends of as many chains, not places along one: they are then independent, and each is as near as
@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng, Streams
@@ -30,7 +31,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.models.residual import residual_of
 from freenergy.partition import log_partition
 from freenergy.samplers.kernels.independence import Independence, IndependenceState
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
+from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 
 @final
@@ -45,9 +46,8 @@ class Metropolis:
     batch_size: int = 256  # proposals in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("steps", "batch_size"))
-        if self.log_bound is not None and not math.isfinite(self.log_bound):
-            raise UserError(f"log_bound is {self.log_bound}: set it to a number, or leave it out")
+        check_range(self, "steps", "batch_size", at_least=1)
+        check_range(self, "log_bound")
 
     @property
     def kernel(self) -> Independence:

@@ -1,6 +1,6 @@
 """Particles: continuations that are written side by side, weighed on the way, and exchanged.
 
-    g_t = e^{−E(c, x_≤t)} · (P_LM/q)(x_≤t)       for the joint target; g_t = e^{−E(c, x_≤t)} for the restricted one
+    g_t = e^{−E(c, x_≤t)} · (P_LM/q)(x_≤t)       for law "model"; g_t = e^{−E(c, x_≤t)} for law "restricted"
     look at length t:       w_i ← w_i · g_t(x_i) / g_s(x_i)           s is the look before, g_0 = 1 and w = 1 at first
     if ESS(w) < share · N:  a_1 … a_N ~ w / Σw,   x_i ← x_{a_i},   w_i ← mean w
     at the end:             Ẑ = mean w,   E[Ẑ] = Z                    whatever g_t says before the end
@@ -10,7 +10,7 @@ stays. Two promises hold for every number of particles: E[Ẑ] = Z, and if one p
 
     KL(law of it ‖ target) ≤ log Z − E[log Ẑ],      TV(law, target) ≤ E|Ẑ/Z − 1| / 2 ≤ √Var(Ẑ) / (2 Z)
 
-The variance is estimated from one run by who descends from whom (Lee & Whiteley 2018): with u = w / Σw, k resamplings,
+The variance is estimated from the ancestry of one run (Lee & Whiteley 2018): with u = w / Σw, k resamplings,
 and U_e the sum of u over the particles whose ancestor at the start is e,
 
     Var(Ẑ) / Z²  ≈  1 − (N / (N − 1))^{k+1} · (1 − Σ_e U_e²)
@@ -44,7 +44,7 @@ _ROUNDING = 1e-6  # equal weights have an effective size of N, nearly
 class Exchange:
     """When particles are weighed, and how they take each other's place."""
 
-    every: int  # tokens between two looks of the energy
+    check_every: int  # tokens between two looks of the energy
     share: float  # resample when fewer than this share of the particles are effective; 0 never does
     resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
 
@@ -61,7 +61,7 @@ class Island:
     origin: Int[Tensor, "batch num"]  # which of the particles at the start each descends from
     ess: Float[Tensor, "batch looks"]  # effective particles at each look, before they are resampled
     is_resampled: Bool[Tensor, "batch looks"]
-    base_tokens: int  # drawn, also by particles that nobody descends from
+    base_tokens: int  # drawn, including those of particles without descendants
 
     @property
     def log_partition(self) -> Float[Tensor, " batch"]:
@@ -87,13 +87,13 @@ class Island:
         return torch.zeros_like(u).scatter_add(1, self.origin, u)
 
 
-def looks(length: int, every: int) -> list[int]:
+def looks(length: int, check_every: int) -> list[int]:
     """The lengths at which particles are weighed.
 
     >>> looks(40, 15)
     [15, 30, 40]
     """
-    return [*range(every, length, every), length]
+    return [*range(check_every, length, check_every), length]
 
 
 @torch.no_grad()
@@ -112,7 +112,7 @@ def run_island(
     model, contexts, space = residual_of(target), target.contexts.trimmed(), target.space
     walk = Walk(begin(model.base, contexts, num, space.length), contexts, num, space, rng, truncation)
     flock, ess, is_resampled, base_tokens = _Flock(len(contexts), num), [], [], 0
-    for length in looks(space.length, how.every):
+    for length in looks(space.length, how.check_every):
         before = int(walk.x.lengths.sum())
         walk.go_to(length)
         drawn = int(walk.x.lengths.sum()) - before
@@ -144,7 +144,7 @@ def run_island(
 
 @final
 class _Flock:
-    """What is known of the particles beside their tokens."""
+    """The numbers of the particles: weights, energies, ancestors."""
 
     def __init__(self, B: int, N: int) -> None:
         self.log_weight = torch.zeros(B, N, dtype=torch.float64)
@@ -153,7 +153,7 @@ class _Flock:
         self.origin = torch.arange(N).expand(B, N)
 
     def weigh(self, seen: Scored) -> None:
-        """w ← w · g_t / g_s; what has no weight stays without."""
+        """w ← w · g_t / g_s; a weight of zero stays zero."""
         now = seen.log_weight
         log_weight = self.log_weight + now - self.log_g
         self.log_weight = torch.where(self.log_weight == -torch.inf, -torch.inf, log_weight)
@@ -171,7 +171,7 @@ class _Flock:
 def _ancestors(
     log_weight: Float[Tensor, "B N"], is_due: Bool[Tensor, " B"], resampling: Ancestry, rng: Rng, length: int
 ) -> Int[Tensor, "B N"]:
-    """Whose place each particle takes: N·w/Σw times each in expectation; its own where nothing is due."""
+    """Return the ancestor of each particle: each is chosen N·w/Σw times in expectation; itself where nothing is due."""
     (B, N), (first_b, first_n) = log_weight.shape, rng.origin
     rows = torch.arange(N).repeat(B, 1)
     for b in is_due.nonzero().flatten().tolist():

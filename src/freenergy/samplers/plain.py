@@ -2,7 +2,7 @@
 
     x ~ q(· | c),      q = P_LM, or P_LM tempered and truncated
 
-The base is the target, so the distance is 0. The energy scores the draws and changes none: to compare.
+The base is the target, so the distance is 0. The energy scores the draws without changing them, for comparison.
 """
 
 from collections.abc import Generator
@@ -11,13 +11,14 @@ from typing import final
 
 import torch
 
+from freenergy.core.checks import check_range
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
 from freenergy.core.scored import Scored
 from freenergy.models.residual import relative_to_base
 from freenergy.samplers.requests import DrawRequest, drive
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, picked
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked
 
 
 @final
@@ -29,7 +30,7 @@ class Plain:
     batch_size: int = 256
 
     def __post_init__(self) -> None:
-        check_counts(self, ("batch_size",))
+        check_range(self, "batch_size", at_least=1)
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Draw."""

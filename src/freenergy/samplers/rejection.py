@@ -3,16 +3,15 @@
     x ~ q(· | c),      accept with probability min(1, w(x)/β),      until ``num`` are accepted
 
 Where w ≤ β everywhere, what is accepted follows the target exactly. Elsewhere it follows P_β ∝ q · min(w, β), whose
-distance from the target is estimated (``samplers.divergence``). Results are independent. The price is β/Z_β proposals a
-result, so it is not known beforehand when it ends: at the latest after ``max_proposals`` proposals, without a result.
+distance from the target is estimated (``samplers.divergence``). Results are independent. The cost is β/Z_β proposals
+per result on average, so the running time is random; after ``max_proposals`` proposals it stops with an error.
 
-``Rejection`` takes the bound on trust. A weight above it proves it wrong, which is told, and the distance is then that
-of quasi-rejection. With target "restricted", or without truncation, the weight is e^{−E}: log β is minus the least
-energy that there can be. ``QuasiRejection`` also chooses the bound, from a pilot of draws of which none is emitted, so
+``Rejection`` takes the bound on trust. A weight above it disproves it, which is reported, and the distance is then that
+of quasi-rejection. With law "restricted", or without truncation, the weight is e^{−E}: log β is minus the lowest
+possible energy. ``QuasiRejection`` also chooses the bound, from a pilot of draws of which none is emitted, so
 that given β the law is P_β exactly.
 """
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -20,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
@@ -29,9 +29,9 @@ from freenergy.models.residual import residual_of
 from freenergy.partition import log_partition
 from freenergy.samplers.accept import accept, acceptance
 from freenergy.samplers.divergence import bound_for_acceptance, bound_for_distance, divergence
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
+from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
-_ROUNDING = 1e-6  # nats by which float32 models may tell a weight too large: that disproves no bound
+_ROUNDING = 1e-6  # nats of rounding in float32 models: a weight this little above a bound does not disprove it
 
 
 @final
@@ -40,7 +40,7 @@ class Rejection:
     """Exact, as long as no weight is above e^{log_bound}."""
 
     log_bound: float  # log β: no weight of the target is above β
-    max_proposals: int = 100_000  # proposals
+    max_proposals: int = 100_000
     truncation: Truncation = ANCESTRAL
     law: Law = "restricted"
     batch_size: int = 128  # proposals in one call of the models
@@ -66,13 +66,13 @@ class Rejection:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuasiRejection:
-    """At a distance that is estimated: give the bound, or how many proposals to accept, or how far it may be."""
+    """At an estimated distance: give the bound, or the share of proposals to accept, or the distance to keep to."""
 
     log_bound: float | None = None  # log β
     acceptance: float | None = None  # the share of proposals that β should accept
     distance: float | None = None  # the total variation that β should keep to
     pilot: int = 512  # proposals that a bound is chosen from
-    max_proposals: int = 100_000  # proposals, after the pilot
+    max_proposals: int = 100_000  # after the pilot
     truncation: Truncation = ANCESTRAL
     law: Law = "restricted"
     batch_size: int = 128  # proposals in one call of the models
@@ -84,7 +84,7 @@ class QuasiRejection:
             if wanted is not None and not 0 < wanted < 1:
                 raise UserError(f"{name} is {wanted}: set it between 0 and 1")
         _check(self)
-        check_counts(self, ("pilot",))
+        check_range(self, "pilot", at_least=1)
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Choose the bound, then propose until ``num`` are accepted."""
@@ -176,7 +176,7 @@ def _accept(
             n, found, tokens = n + count, found + len(places), tokens + part.tokens_drawn
             advance(len(places), f"{n} proposals")
     log_weight = torch.cat(parts)
-    # the mean probability and not the share of accepted ones: that one leans upwards where acceptances end the run
+    # the mean probability, not the share that was accepted: acceptances end the run, which biases the share upwards
     rate = float(acceptance(log_weight - log_bound).mean())
     if found < num:
         raise _spent(num, found, rate, log_weight)
@@ -204,6 +204,5 @@ def _spent(num: int, found: int, acceptance: float, log_weight: Float[Tensor, " 
 
 
 def _check(settings: Rejection | QuasiRejection) -> None:
-    check_counts(settings, ("max_proposals", "batch_size"))
-    if settings.log_bound is not None and not math.isfinite(settings.log_bound):
-        raise UserError(f"log_bound is {settings.log_bound}: set it to a number")
+    check_range(settings, "max_proposals", "batch_size", at_least=1)
+    check_range(settings, "log_bound")

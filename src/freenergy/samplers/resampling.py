@@ -10,7 +10,7 @@ The law of what is emitted, with w the weight of x and W_{n−1} the sum of n �
 The bound is estimated from the same draws (w_i/Z by n·w_i/Σw), so it is as good as they are: the verdict says when they
 are bad. Several results of one context are chosen among the same candidates: with replacement each follows P_n, without
 only the first does. With a goal for the effective sample size, n depends on the weights that were seen, and the law
-above holds only nearly. Looks are ``every`` so many candidates, whatever fits into memory at once.
+above holds only approximately. The goal is checked every ``check_every`` candidates, whatever the batch size.
 """
 
 from collections.abc import Generator
@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
@@ -29,7 +30,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
 from freenergy.samplers.requests import DrawRequest, drive
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts, picked
+from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked
 
 
 @final
@@ -37,16 +38,16 @@ from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
 class Resampling:
     """n candidates, of which results are emitted by weight."""
 
-    candidates: int = 256  # n; the most, where there is a goal
+    candidates: int = 256  # n; the maximum where there is a goal
     replacement: bool = True  # False: results of a context are different strings
-    effective: float | None = None  # goal: stop drawing when so many candidates are effective
-    every: int = 128  # candidates between two looks at the goal
+    effective: float | None = None  # goal: stop drawing at this effective sample size
+    check_every: int = 128  # candidates between two checks of the goal
     truncation: Truncation = ANCESTRAL
     law: Law = "restricted"
     batch_size: int = 256  # candidates in one call of the models
 
     def __post_init__(self) -> None:
-        check_counts(self, ("candidates", "every", "batch_size"))
+        check_range(self, "candidates", "check_every", "batch_size", at_least=1)
         if self.effective is not None and not 1 <= self.effective <= self.candidates:
             raise UserError(
                 f"{self.effective} effective candidates out of at most {self.candidates} were asked for: ask for 1 "
@@ -66,7 +67,8 @@ class Resampling:
     def draws(self, target: Target[Model], rng: Rng) -> Generator[DrawRequest, Scored, Scored]:
         """Draw n candidates, or as many as reach the goal."""
         request = DrawRequest(
-            target=relative_to_base(target), num=self.candidates if self.effective is None else self.every, rng=rng,
+            target=relative_to_base(target), rng=rng,
+            num=self.candidates if self.effective is None else self.check_every,
             truncation=self.truncation, law=self.law, batch_size=self.batch_size,
         )  # fmt: skip
         parts, n = list[Scored](), 0

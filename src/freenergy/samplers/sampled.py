@@ -2,13 +2,12 @@
 
     sampler(target, num, rng) -> Sampled
 
-A sampler is its settings. It says which law it samples, how far its own law can be from that (``distance``: the total
-variation, at most; None where that is not known), whether that is a guarantee or an estimate from the draws, and what
-it has cost. One context at a time: its candidates fill the machine, and memory does not grow with the number of
+A sampler is its settings. It reports which law it samples, how far its own law can be from that (``distance``: a bound
+on the total variation; None where none is known), whether that is a guarantee or an estimate from the draws, and its
+cost. One context at a time: its candidates fill the machine, and memory does not grow with the number of
 contexts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
@@ -43,7 +42,7 @@ class Sampled:
     acceptance: float | None = None  # share of proposals that were accepted
     candidates: Scored | None = None  # with their weights, where results were chosen among candidates
     chosen: Int[Tensor, " num"] | None = None  # which of them
-    notes: tuple[str, ...] = ()  # what speaks against trusting it
+    notes: tuple[str, ...] = ()  # reasons not to trust it
 
     @property
     def log_score(self) -> Float[Tensor, "1 num"]:
@@ -64,13 +63,6 @@ def picked(candidates: Scored, chosen: Int[Tensor, " num"]) -> Continuations:
     """Select candidates of the one context, a candidate perhaps more than once."""
     x = candidates.x
     return Continuations(x.contexts.to("cpu"), x.tokens.cpu()[:, chosen], x.lengths.cpu()[:, chosen])
-
-
-def check_counts(settings: object, names: Sequence[str]) -> None:
-    """Refuse settings below 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise UserError(f"{name} is {getattr(settings, name)}: set it to 1 or more")
 
 
 def check_call(target: Target[Model], num: int) -> None:

@@ -1,12 +1,12 @@
 """Sequential Monte Carlo: particles that the energy steers while they are written.
 
-    ψ_t(x_≤t) = e^{−E(c, x_≤t)}       the twist: what the energy says of an unfinished continuation
+    ψ_t(x_≤t) = e^{−E(c, x_≤t)}       the twist: the energy of an unfinished continuation
     Ẑ = Σ_k n_k · Ẑ_k / Σ_k n_k       over islands of n_k particles each (``samplers.particles``)
 
-Plain resampling draws whole continuations and throws nearly all of them away. Here the bad ones are dropped after some
-tokens, and the good ones go on in their place. Any twist gives an unbiased Ẑ; the best is ψ_t = E[e^{−E(c, x)} | x_≤t],
-which an energy that was fitted at several lengths (``training.lengths``) comes near. The tokens come from the base
-itself, so even the best twist leaves the noise of what is drawn between two looks.
+Plain resampling draws whole continuations and discards nearly all of them. Here the bad ones are dropped after some
+tokens, and copies of good ones continue in their place. Any twist gives an unbiased Ẑ; the best is
+ψ_t = E[e^{−E(c, x)} | x_≤t], which an energy that was fitted at several lengths (``training.lengths``) approximates.
+Tokens come from the base itself, so even the best twist leaves the noise of what is drawn between two looks.
 
 Particles that do not fit into memory at once are run as islands; a particle is emitted by its weight among all.
 Results of one run share ancestors, so they are alike; independent results need a run each.
@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
@@ -27,7 +28,7 @@ from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
 from freenergy.core.scored import Law, effective_sample_size
 from freenergy.core.sequences import Continuations
 from freenergy.samplers.particles import Ancestry, Exchange, Island, looks, run_island
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, check_counts
+from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 _FEW = 10.0
 
@@ -73,7 +74,7 @@ class Particles:
 
     @property
     def origins(self) -> float:
-        """How many particles of the start the end effectively descends from."""
+        """Return the effective number of first particles that the last ones descend from."""
         return 1 / self._combined([1 / island.origins for island in self.islands])
 
     @property
@@ -93,7 +94,7 @@ class Sequential:
     """``particles`` continuations side by side, weighed every few tokens; results are emitted by weight."""
 
     particles: int = 256
-    every: int = 10  # tokens between two looks of the energy
+    check_every: int = 10  # tokens between two readings by the energy
     share: float = 0.5  # resample when fewer than this share of the particles are effective; 0 never does
     resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
     truncation: Truncation = ANCESTRAL
@@ -101,7 +102,7 @@ class Sequential:
     batch_size: int = 256  # particles of an island
 
     def __post_init__(self) -> None:
-        check_counts(self, ("particles", "every", "batch_size"))
+        check_range(self, "particles", "check_every", "batch_size", at_least=1)
         if not 0 <= self.share <= 1:
             raise UserError(f"share is {self.share}: set it to at least 0 (never resample) and at most 1")
 
@@ -112,16 +113,16 @@ class Sequential:
         return self.choose(found, num, rng.child("choose"))
 
     def draw(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Particles:
-        """Weighted particles, with log Ẑ and how they came about."""
+        """Return weighted particles with log Ẑ and their ancestry."""
         islands, first, length = list[Island](), 0, target.space.length
-        how = Exchange(every=self.every, share=self.share, resampling=self.resampling)
+        how = Exchange(check_every=self.check_every, share=self.share, resampling=self.resampling)
         with progress.track("particles", self.particles * length, "tokens") as advance:
             for num in _even(self.particles, self.batch_size):
                 stream = rng.shift(candidates=first)
                 island = run_island(target, num, stream, how, truncation=self.truncation, law=self.law, advance=advance)
                 islands.append(island)
                 first += num
-        return Particles(tuple(islands), tuple(looks(length, self.every)))
+        return Particles(tuple(islands), tuple(looks(length, self.check_every)))
 
     def choose(self, particles: Particles, num: int, rng: Rng) -> Sampled:
         """Emit ``num`` of the particles."""
@@ -148,9 +149,9 @@ class Sequential:
         )
 
 
-def _even(total: int, most: int) -> list[int]:
-    """As few parts as there can be with at most ``most`` each, of nearly the same size."""
-    parts = -(-total // most)
+def _even(total: int, max_size: int) -> list[int]:
+    """Split into the fewest parts of at most ``max_size`` each, of nearly the same size."""
+    parts = -(-total // max_size)
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 

@@ -27,7 +27,7 @@ SAMPLER_ROWS = {
     "rejection": [({**LARGEST, "max_proposals": 2}, SMALL, "model", 0)],
     "quasi-rejection": [({**LARGEST, "max_proposals": 2}, SMALL, "model", 0)],
     "metropolis": [({"steps": 2}, SMALL, "model", 0.2)],
-    "sequential": [({"particles": 2, "every": 1}, FIXED, "model", 0.2)],
+    "sequential": [({"particles": 2, "check_every": 1}, FIXED, "model", 0.2)],
     "autoregressive": [({"completions": 2, "top_k": 2}, FIXED, "model", 0.1)],
 }
 KERNEL_ROWS = {

@@ -223,7 +223,7 @@ def test_bounds_for_what_is_wanted():
         assert divergence(log_weight, bound - 0.01).total_variation > wanted
     even = torch.zeros(5, dtype=torch.float64)
     assert bound_for_distance(even, 0.2) == 0  # the smallest weight is good enough
-    with pytest.raises(UserError, match=r"an acceptance of 0.95 cannot be had: 300 of 320"):
+    with pytest.raises(UserError, match=r"an acceptance of 0.95 cannot be reached: 300 of 320"):
         bound_for_acceptance(log_weight, 0.95)
 
 

@@ -178,7 +178,7 @@ def test_forbidden_strings_are_never_emitted(make_world):
 
 def test_nothing_acceptable_is_said(world):
     world.energies[:] = math.inf
-    for sampler in (Resampling(candidates=9), Resampling(candidates=9, effective=2.0, every=3)):
+    for sampler in (Resampling(candidates=9), Resampling(candidates=9, effective=2.0, check_every=3)):
         with pytest.raises(UserError, match="no candidate is acceptable: all 9"):
             sampler(world.target(), 1, Rng(0))
 
@@ -202,7 +202,7 @@ def test_draws_go_on_until_enough_are_effective(world):
         w = log_weight.exp()
         return (w.sum() ** 2 / (w**2).sum()).item()
 
-    sampler = Resampling(candidates=1000, effective=20.0, every=4)
+    sampler = Resampling(candidates=1000, effective=20.0, check_every=4)
     found = sampler(world.target(), 1, Rng(5)).candidates.log_weight[0]
     n = len(found)
     assert n % 4 == 0
@@ -212,7 +212,7 @@ def test_draws_go_on_until_enough_are_effective(world):
     assert torch.equal(fixed.candidates.log_weight[0], found)  # the same draws as with n fixed
     batched = replace(sampler, batch_size=3)(world.target(), 1, Rng(5))
     assert torch.equal(batched.candidates.log_weight[0], found)  # how many are in memory at once does not decide n
-    short = Resampling(candidates=20, effective=20.0, every=4)
+    short = Resampling(candidates=20, effective=20.0, check_every=4)
     notes = short(world.target(), 1, Rng(5)).notes
     assert any("of 20 candidates are effective, fewer than the 20 asked for" in note for note in notes)
 

@@ -36,7 +36,7 @@ from freenergy.samplers.sequential import Particles, Sequential
 from freenergy.testing.enumerating import branches
 
 CONTEXT = Sequences.from_lists([[1]])
-SHORT = {"every": 1, "share": 0.9}
+SHORT = {"check_every": 1, "share": 0.9}
 
 
 @cache
@@ -135,9 +135,9 @@ CASES = {
     "2 particles with EOS": (3, 2, 0, Sequential(particles=2, **SHORT)),
     "2 particles with EOS, longer": (2, 3, 0, Sequential(particles=2, resampling="multinomial", **SHORT)),
     "3 particles with EOS": (2, 2, 0, Sequential(particles=3, **SHORT)),
-    "resample in half of the cases": (2, 3, None, Sequential(particles=2, every=1, share=0.75)),
-    "never resample": (2, 2, None, Sequential(particles=3, every=1, share=0.0)),
-    "look at every second token": (2, 3, None, Sequential(particles=2, every=2, share=1.0)),
+    "resample in half of the cases": (2, 3, None, Sequential(particles=2, check_every=1, share=0.75)),
+    "never resample": (2, 2, None, Sequential(particles=3, check_every=1, share=0.0)),
+    "look at every second token": (2, 3, None, Sequential(particles=2, check_every=2, share=1.0)),
     "islands": (2, 2, None, Sequential(particles=3, batch_size=2, **SHORT)),
     "restricted to the top 2": (
         3, 2, None, Sequential(particles=2, truncation=Truncation(top_k=2), law="restricted", **SHORT)
@@ -241,7 +241,7 @@ def test_the_law_of_one_result_is_that_of_a_plain_sum(share):
                 last = [math.exp(-energy.of(list(x))) * old for x, old in zip(strings, before, strict=True)]
                 for x, weight in zip(strings, last, strict=True):
                     law[x] = law.get(x, 0.0) + drawn * weight / sum(last)
-    sampler = Sequential(particles=2, every=1, share=share, resampling="multinomial")
+    sampler = Sequential(particles=2, check_every=1, share=share, resampling="multinomial")
     found = {}
     for probability, sampled in branches(lambda rng: sampler(target(lm, energy, space_of(lm, 2)), 1, rng)):
         (string,) = map(tuple, sampled.x.lists()[0])
@@ -259,7 +259,7 @@ def test_good_twists_come_nearer_than_none_and_bad_ones_do_not():
     log_z = math.log(sum(target_of(lm, energy, space).values()))
 
     def gap(twist, share):
-        _, _, found = by_enumeration(lm, twist, space, Sequential(particles=2, every=1, share=share))
+        _, _, found = by_enumeration(lm, twist, space, Sequential(particles=2, check_every=1, share=share))
         return log_z - sum(p * math.log(z) for p, z in found)
 
     best, none, random = gap(Optimal(energy, lm, space), 1.0), gap(energy, 0.0), gap(energy, 1.0)
@@ -288,7 +288,7 @@ def test_the_variance_is_estimated_without_bias(num, length):
     space = space_of(lm, length)
 
     def draw(rng):  # a share of 2: resample at every look
-        how = Exchange(every=1, share=2.0, resampling="multinomial")
+        how = Exchange(check_every=1, share=2.0, resampling="multinomial")
         return run_island(target(lm, energy, space), num, rng, how)
 
     first = second = told = 0.0
@@ -306,7 +306,7 @@ def test_without_resampling_it_is_plain_resampling():
     lm, energy = table(4), Random(2)
     space = space_of(lm, 6, eos=0)
     plain = Resampling(candidates=20)(target(lm, energy, space), 3, Rng(8))
-    found = Sequential(particles=20, share=0.0, every=2, batch_size=7).draw(
+    found = Sequential(particles=20, share=0.0, check_every=2, batch_size=7).draw(
         target(lm, energy, space), Rng(8).child("draw")
     )
     assert torch.equal(found.x.tokens, plain.candidates.x.tokens)
@@ -322,7 +322,7 @@ def test_without_resampling_it_is_plain_resampling():
 
 def test_islands_combine_as_independent_runs():
     lm, energy = table(4), Random(2)
-    found = Sequential(particles=24, every=1, batch_size=8).draw(target(lm, energy, space_of(lm, 5)), Rng(3))
+    found = Sequential(particles=24, check_every=1, batch_size=8).draw(target(lm, energy, space_of(lm, 5)), Rng(3))
     each = [Particles((island,), found.lengths) for island in found.islands]
     Z = sum(math.exp(one.log_partition) for one in each) / 3
     assert found.log_partition == pytest.approx(math.log(Z), abs=1e-12)
@@ -334,7 +334,7 @@ def test_islands_combine_as_independent_runs():
 
 def test_contexts_of_a_batch_do_not_meet():
     lm, energy = table(4), Random(2)
-    contexts, how = Sequences.from_lists([[1], [2], [3]]), Exchange(every=1, share=0.9)
+    contexts, how = Sequences.from_lists([[1], [2], [3]]), Exchange(check_every=1, share=0.9)
     together = run_island(target(lm, energy, space_of(lm, 4), contexts), 6, Rng(3), how)
     assert together.is_resampled.any()
     for b in range(3):
@@ -380,13 +380,13 @@ def test_where_nothing_is_acceptable_it_says_so():
         return torch.full(x.shape, torch.inf, dtype=torch.float64)
 
     with pytest.raises(UserError, match=r"no particle is acceptable: all 4 have a weight of zero"):
-        Sequential(particles=4, every=1)(target(lm, never, space_of(lm, 3)), 1, Rng(0))
+        Sequential(particles=4, check_every=1)(target(lm, never, space_of(lm, 3)), 1, Rng(0))
 
 
 @pytest.mark.slow
 def test_results_tell_their_cost_and_their_doubts():
     lm, energy = table(4), Random(2, spread=3.0)
-    sampler = Sequential(particles=50, every=1)
+    sampler = Sequential(particles=50, check_every=1)
     sampled = sampler(target(lm, energy, space_of(lm, 6)), 3, Rng(1))
     assert sampled.x.shape == (1, 3)
     torch.testing.assert_close(sampled.log_base, lm.log_prob(sampled.x), atol=1e-12, rtol=0)
@@ -405,7 +405,7 @@ def test_results_tell_their_cost_and_their_doubts():
 def test_ended_particles_keep_their_energy():
     """All draws end at once: later looks change nothing and cost nothing."""
     lm = TabularLM(torch.tensor([[50.0, 0.0, 0.0]]).double(), eos=0)
-    island = run_island(target(lm, Random(1), space_of(lm, 6, eos=0)), 5, Rng(0), Exchange(every=1, share=1.0))
+    island = run_island(target(lm, Random(1), space_of(lm, 6, eos=0)), 5, Rng(0), Exchange(check_every=1, share=1.0))
     assert island.base_tokens == 5
     assert island.x.lengths.tolist() == [[1] * 5]
     torch.testing.assert_close(island.log_weight, -Random(1)(island.x), atol=1e-12, rtol=0)
@@ -417,7 +417,7 @@ def test_ended_particles_keep_their_energy():
     ("changes", "sentence"),
     [
         ({"particles": 0}, "particles is 0: set it to 1 or more"),
-        ({"every": 0}, "every is 0: set it to 1 or more"),
+        ({"check_every": 0}, "check_every is 0: set it to 1 or more"),
         ({"share": 1.5}, "share is 1.5: set it to at least 0"),
         ({"share": -0.1}, "share is -0.1: set it to at least 0"),
         ({"batch_size": 0}, "batch_size is 0: set it to 1 or more"),
@@ -539,7 +539,7 @@ def test_particles_of_every_model_know_their_probability(name):
     lm = MODELS[name]()
     space = space_of(lm, 6, eos=0)
     contexts = Sequences.from_lists([[1, 2], [3]])
-    island = run_island(target(lm, Random(3), space, contexts), 12, Rng(4), Exchange(every=1, share=0.9))
+    island = run_island(target(lm, Random(3), space, contexts), 12, Rng(4), Exchange(check_every=1, share=0.9))
     assert island.is_resampled.sum() >= 4
     torch.testing.assert_close(island.log_base, lm.log_prob(island.x).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(island.energy, Random(3)(island.x), atol=1e-12, rtol=0)
