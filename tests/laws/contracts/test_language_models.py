@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-import transformers
 
 import freenergy
 from freenergy import HuggingFaceLM, NgramLM, Rng, Sequences, SequenceSpace, TabularLM, Truncation
@@ -18,22 +17,10 @@ from freenergy.corpus import Tokenizer
 from freenergy.lm.load import open_base, save_base
 from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
 from freenergy.testing import check_language_model
+from freenergy.testing.networks import tiny_network
 
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
 V = 4
-
-
-def hugging_face(name, *, fused=False, **options):
-    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 16}
-    config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.normal_(0, 0.4)  # far from uniform, so that a wrong law shows
-    return HuggingFaceLM(model, eos=0, fused=fused)
 
 
 def ngram():
@@ -45,16 +32,12 @@ ROWS = {
     "tabular": (TabularLM, lambda: TabularLM.random(Rng(2), vocab_size=V, order=2), 1e-12),
     "tabular, order 0": (TabularLM, lambda: TabularLM.random(Rng(2), vocab_size=V, order=0), 1e-12),
     "ngram": (NgramLM, ngram, 1e-12),
-    "gpt2": (HuggingFaceLM, lambda: hugging_face("GPT2"), 1e-6),
-    "llama": (HuggingFaceLM, lambda: hugging_face("Llama", num_key_value_heads=2, intermediate_size=32), 1e-6),
-    "gpt2, compiled": (HuggingFaceLM, lambda: hugging_face("GPT2", fused=True), 1e-6),
-    "gpt-neox": (HuggingFaceLM, lambda: hugging_face("GPTNeoX", intermediate_size=32), 1e-6),
-    "mistral": (
-        HuggingFaceLM,
-        lambda: hugging_face("Mistral", num_key_value_heads=2, intermediate_size=32, sliding_window=3),
-        1e-6,
-    ),
-    "mamba": (HuggingFaceLM, lambda: hugging_face("Mamba", state_size=4), 1e-6),
+    "gpt2": (HuggingFaceLM, lambda: tiny_network("GPT2"), 1e-6),
+    "llama": (HuggingFaceLM, lambda: tiny_network("Llama"), 1e-6),
+    "gpt2, compiled": (HuggingFaceLM, lambda: tiny_network("GPT2", fused=True), 1e-6),
+    "gpt-neox": (HuggingFaceLM, lambda: tiny_network("GPTNeoX"), 1e-6),
+    "mistral": (HuggingFaceLM, lambda: tiny_network("Mistral"), 1e-6),
+    "mamba": (HuggingFaceLM, lambda: tiny_network("Mamba"), 1e-6),
 }
 SHARED = {"gpt2", "gpt2, compiled", "llama", "gpt-neox", "mistral"}
 
@@ -90,7 +73,7 @@ def tokenizer():
 def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
     """A served one comes back with its address and no key; it draws by a seed, and all others from the ``Rng``."""
     served = freenergy.RemoteLM(url="http://127.0.0.1:9/v1", vocab_size=V, eos=0, stops=(2,), api_key="secret")
-    lm = {"ngram": ngram, "huggingface": lambda: hugging_face("GPTNeoX"), "remote": lambda: served}[kind]()
+    lm = {"ngram": ngram, "huggingface": lambda: tiny_network("GPTNeoX"), "remote": lambda: served}[kind]()
     save_base(lm, tmp_path)
     again = open_base(tmp_path, tokenizer())
     assert type(again) is language_model_class(kind) is type(lm)
@@ -186,7 +169,7 @@ def test_ties_keep_exactly_k():
 
 
 def test_sampling_in_chunks_changes_no_token():
-    lm = hugging_face("GPT2")
+    lm = tiny_network("GPT2")
     space, contexts = SequenceSpace(vocab_size=V, length=5), Sequences.from_lists(CONTEXTS)
     whole = lm.sample(contexts, 7, space, Rng(3))
     from freenergy.lm import huggingface

@@ -1,6 +1,7 @@
 """The bidirectional energy: from the base, from a masked trunk, from an encoder with its own tokenizer."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import tokenizers
@@ -8,7 +9,7 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from freenergy import Continuations, HuggingFaceLM, Rng, TabularLM, UserError
+from freenergy import Continuations, Rng, TabularLM, UserError
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
 from freenergy.energies import batching
@@ -18,17 +19,14 @@ from freenergy.energies.trunk import Trunk
 from freenergy.lm import shared_prefix
 from freenergy.lm.presets import build, preset
 from freenergy.testing import check_energy
+from freenergy.testing.networks import tiny_network
 
 V = 11
 X = Continuations.from_lists(
     [[1, 2, 3, 4, 5], [6], [], [7, 0, 8]],
     [[[9, 1, 2], [3], []], [[4, 5, 0], [6, 7, 8], [9]], [[1], [2, 3], [4, 0]], [[], [10], [10, 9, 8]]],
 )
-FAMILIES = {
-    "GPT2": {},
-    "Llama": {"num_key_value_heads": 2, "intermediate_size": 32},
-    "GPTNeoX": {"intermediate_size": 32},
-}
+ARCHITECTURES = ["GPT2", "Llama", "GPTNeoX"]
 DEPTH = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16}
 ENCODERS = ["Bert", "Roberta", "Electra"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,'!?"
@@ -41,10 +39,7 @@ def sharpened(model):
     return model
 
 
-def base(name="GPTNeoX", dtype=torch.float32):
-    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    config = getattr(transformers, f"{name}Config")(**sizes, **DEPTH, max_position_embeddings=24, **FAMILIES[name])
-    return HuggingFaceLM(sharpened(build(config, Rng(0))).to(dtype), eos=0)
+base = partial(tiny_network, vocab_size=V)
 
 
 def moved(energy, scale=0.3):
@@ -107,7 +102,7 @@ def by_own_attention(network, context, x, *, prefix_once):
 
 
 @pytest.mark.parametrize("prefix_once", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_from_the_base_it_starts_at_zero_and_keeps_the_contract(name, prefix_once):
     energy = Bit.from_base(BitEnergy(prefix_once=prefix_once, over="all"), base(name))
     assert torch.equal(energy(X), torch.zeros(4, 3))
@@ -118,7 +113,7 @@ def test_from_the_base_it_starts_at_zero_and_keeps_the_contract(name, prefix_onc
 
 @pytest.mark.parametrize("prefix_once", [False, True])
 @pytest.mark.parametrize("over", ["continuation", "all"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_equals_the_networks_own_attention_under_a_mask(name, prefix_once, over):
     energy = moved(Bit.from_base(BitEnergy(prefix_once=prefix_once, pool="mean", over=over), base(name)))
     found = energy(X).detach()
@@ -130,7 +125,7 @@ def test_it_equals_the_networks_own_attention_under_a_mask(name, prefix_once, ov
             assert abs(float(found[b, n]) - wanted.item()) < 2e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_only_a_prefix_that_is_read_once_is_blind_to_the_continuation(name):
     x = Continuations.from_lists([[1, 2, 3]], [[[4, 5], [6, 7]]])
     network = base(name).model.base_model
@@ -176,9 +171,8 @@ def test_gradients_against_finite_differences(name, prefix_once):
 
 
 def test_a_network_without_attention_is_one_sentence():
-    config = transformers.MambaConfig(vocab_size=V, **DEPTH, state_size=4, eos_token_id=0, pad_token_id=None)
     with pytest.raises(UserError, match="MambaModel cannot be read in both directions"):
-        Bit.from_base(BitEnergy(), HuggingFaceLM(build(config, Rng(0)), eos=0))
+        Bit.from_base(BitEnergy(), base("Mamba"))
 
 
 @pytest.mark.parametrize("prefix_once", [False, True])

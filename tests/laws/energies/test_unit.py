@@ -1,18 +1,18 @@
 """The causal energy: begins as the base, reads the prefix once, and gives what a plain reading gives."""
 
 import copy
+from functools import partial
 
 import pytest
 import tokenizers
 import torch
-import transformers
 
-from freenergy import Continuations, HuggingFaceLM, Rng, TabularLM, UserError
+from freenergy import Continuations, Rng, TabularLM, UserError
 from freenergy.corpus import Tokenizer
 from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm import shared_prefix
-from freenergy.lm.presets import build
 from freenergy.testing import check_energy
+from freenergy.testing.networks import ARCHITECTURES, tiny_network
 
 V = 11
 TOKENIZER = Tokenizer(
@@ -22,23 +22,7 @@ X = Continuations.from_lists(
     [[1, 2, 3, 4, 5], [6], [], [7, 0, 8]],
     [[[9, 1, 2], [3], []], [[4, 5, 0], [6, 7, 8], [9]], [[1], [2, 3], [4, 0]], [[], [10], [10, 9, 8]]],
 )
-FAMILIES = {
-    "GPT2": {},
-    "Llama": {"num_key_value_heads": 2, "intermediate_size": 32},
-    "GPTNeoX": {"intermediate_size": 32},
-    "Mistral": {"num_key_value_heads": 2, "intermediate_size": 32, "sliding_window": 3},
-    "Mamba": {"state_size": 4},
-}
-
-
-def base(name="GPTNeoX", dtype=torch.float32, **more):
-    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 24}
-    model = build(getattr(transformers, f"{name}Config")(**sizes, **depth, **FAMILIES[name], **more), Rng(0))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(5)  # sharp attention, as in a trained model
-    return HuggingFaceLM(model.to(dtype), eos=0)
+base = partial(tiny_network, vocab_size=V)
 
 
 def moved(energy, scale=0.3):
@@ -59,7 +43,7 @@ def plainly(energy, context, x):
     return float(energy.readout.weight[0] @ pooled + energy.readout.bias[0])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_it_starts_at_exactly_zero_and_keeps_the_contract(name):
     energy = Unit(UnitEnergy(), base(name))
     assert torch.equal(energy(X), torch.zeros(4, 3))
@@ -70,7 +54,7 @@ def test_it_starts_at_exactly_zero_and_keeps_the_contract(name):
 
 @pytest.mark.parametrize("pool", ["mean", "sum"])
 @pytest.mark.parametrize("over", ["continuation", "all"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_sharing_the_prefix_equals_a_plain_reading(name, pool, over):
     energy = moved(Unit(UnitEnergy(pool=pool, over=over), base(name, torch.float64)))
     found = energy(X).detach()

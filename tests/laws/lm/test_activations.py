@@ -4,37 +4,19 @@ import math
 
 import pytest
 import torch
-import transformers
 
-from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
+from freenergy import Continuations, Rng, Sequences, SequenceSpace, Truncation
 from freenergy.lm import huggingface
 from freenergy.lm.activations import TracingLM
 from freenergy.lm.decoding import sampling
+from freenergy.testing.networks import tiny_network
 
 V = 7
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
 LAYERS = (0, 1, 2)
 
 
-def network(name, **options):
-    sizes = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 32}
-    config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.normal_(0, 0.4)
-    return HuggingFaceLM(model, eos=0)
-
-
-MODELS = {
-    "gpt2": lambda: network("GPT2"),
-    "llama": lambda: network("Llama", num_key_value_heads=2, intermediate_size=32),
-    "mistral": lambda: network("Mistral", num_key_value_heads=2, intermediate_size=32, sliding_window=3),
-    "mamba": lambda: network("Mamba", state_size=4),
-}
+MODELS = {"gpt2": "GPT2", "llama": "Llama", "mistral": "Mistral", "mamba": "Mamba"}
 
 
 def slow(lm, context, x):
@@ -59,7 +41,7 @@ def some():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_reading_agrees_with_a_plain_forward_pass(name, monkeypatch):
-    lm, x = MODELS[name](), some()
+    lm, x = tiny_network(MODELS[name], vocab_size=V), some()
     assert isinstance(lm, TracingLM)
     traces = [lm.trace(x, LAYERS)]
     monkeypatch.setattr(huggingface, "_LOGITS", 4 * V * 4 * 3)  # a few rows at a time
@@ -82,7 +64,7 @@ def test_reading_agrees_with_a_plain_forward_pass(name, monkeypatch):
 def test_sampling_collects_what_reading_finds(name, eos, truncation, monkeypatch):
     monkeypatch.setattr(huggingface, "_ROWS", 5)
     monkeypatch.setattr(sampling, "_ROWS", 5)
-    lm, contexts = MODELS[name](), Sequences.from_lists(CONTEXTS)
+    lm, contexts = tiny_network(MODELS[name], vocab_size=V), Sequences.from_lists(CONTEXTS)
     space = SequenceSpace(vocab_size=V, length=6, eos=eos)
     for num in (2, 7):
         draws, trace = lm.sample_traced(contexts, num, space, Rng(4), truncation, LAYERS)
@@ -99,7 +81,7 @@ def test_sampling_collects_what_reading_finds(name, eos, truncation, monkeypatch
 
 
 def test_a_trace_of_no_layers_and_of_no_tokens():
-    lm = MODELS["gpt2"]()
+    lm = tiny_network("GPT2", vocab_size=V)
     trace = lm.trace(some(), ())
     assert trace.states.shape[2] == 0
     assert torch.equal(trace.log_p, lm.trace(some(), LAYERS).log_p)

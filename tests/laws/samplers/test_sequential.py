@@ -11,11 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from freenergy import (
     Continuations,
-    HuggingFaceLM,
     NgramLM,
     Rng,
     Sequences,
@@ -34,6 +32,7 @@ from freenergy.samplers.particles import Exchange, looks, run_island
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sequential import Particles, Sequential
 from freenergy.testing.enumerating import branches
+from freenergy.testing.networks import tiny_network
 
 CONTEXT = Sequences.from_lists([[1]])
 SHORT = {"check_every": 1, "share": 0.9}
@@ -458,19 +457,6 @@ class Bare:
         return self.inner.sample(*rest)
 
 
-def network(name, **options):
-    sizes = {"vocab_size": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    depth = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "max_position_embeddings": 16}
-    config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.normal_(0, 0.4)  # far from uniform, so that a wrong string shows
-    return HuggingFaceLM(model, eos=0)
-
-
 def ngram():
     stream = np.array([1, 2, 3, 0, 1, 2, 1, 2, 3, 3, 0, 2, 0, 1, 1, 0] * 3)
     return NgramLM.fit(stream, vocab_size=4, eos=0, order=3)
@@ -480,9 +466,9 @@ MODELS = {
     "table": lambda: TabularLM.random(Rng(2), vocab_size=4, order=2),
     "table, order 0": lambda: TabularLM.random(Rng(2), vocab_size=4, order=0),
     "ngram": ngram,
-    "gpt2": lambda: network("GPT2"),
-    "llama": lambda: network("Llama", num_key_value_heads=2, intermediate_size=32),
-    "mamba": lambda: network("Mamba", state_size=4),
+    "gpt2": lambda: tiny_network("GPT2"),
+    "llama": lambda: tiny_network("Llama"),
+    "mamba": lambda: tiny_network("Mamba"),
     "own": lambda: Bare(TabularLM.random(Rng(2), vocab_size=4, order=2)),
 }
 

@@ -1,11 +1,13 @@
 """Tiny bases of both sorts, and corrections that say something."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from freenergy import HuggingFaceLM, NgramLM, Rng
+from freenergy import NgramLM, Rng
+from freenergy.testing.networks import tiny_network
 from freenergy.training.baselines.local_ngram import LocalNgram
 from freenergy.training.baselines.local_probe import LocalProbe
 from freenergy.training.baselines.ralm import Ralm
@@ -16,22 +18,8 @@ V = 5
 
 @pytest.fixture(scope="session")
 def network():
-    """Makes a base with a network, of any family."""
-
-    def make(name="GPTNeoX", vocab_size=V, dtype=torch.float32, **options):
-        sizes = {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-        depth = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "max_position_embeddings": 24}
-        options = {"intermediate_size": 16, **options} if name != "GPT2" else options
-        config = getattr(transformers, f"{name}Config")(**sizes, **depth, **options)
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model = transformers.AutoModelForCausalLM.from_config(config).to(dtype)
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.normal_(0, 0.4)
-        return HuggingFaceLM(model, eos=0)
-
-    return make
+    """Makes a base with a network, of any architecture."""
+    return partial(tiny_network, vocab_size=V, num_attention_heads=2)
 
 
 @pytest.fixture(scope="session")
