@@ -4,6 +4,7 @@ from freenergy.core.errors import UserError as UserError
 from freenergy.core.rng import Rng as Rng
 from freenergy.core.roles import Draws as Draws
 from freenergy.core.roles import Energy as Energy
+from freenergy.core.roles import Examples as Examples
 from freenergy.core.roles import LanguageModel as LanguageModel
 from freenergy.core.roles import Loss as Loss
 from freenergy.core.roles import Noise as Noise
@@ -14,6 +15,7 @@ from freenergy.core.roles import Truncation as Truncation
 from freenergy.core.sequences import Continuations as Continuations
 from freenergy.core.sequences import Sequences as Sequences
 from freenergy.core.sequences import SequenceSpace as SequenceSpace
+from freenergy.core.soft import Soft as Soft
 from freenergy.corpus import Corpus as Corpus
 from freenergy.corpus import Tokenizer as Tokenizer
 from freenergy.corpus.resources import fetch as fetch
