@@ -1,6 +1,7 @@
 """Per-step probabilities: they multiply to the sequence's and sum to one; the last position against the whole sum."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from freenergy import (
     Target,
     UserError,
 )
-from freenergy.partition import exact_log_partition, log_partition, log_weights, step_log_probs, stratified
+from freenergy.partition import distinct, exact_log_partition, log_partition, log_weights, step_log_probs, stratified
 from freenergy.partition.exact import after, completed
 
 V, L = 3, 3
@@ -82,6 +83,39 @@ def test_drawn_steps_add_up_whatever_the_draws(space):
     assert (steps.upper - steps.lower > 1e-6).any()
     assert (steps.estimate[~steps.mask] == 0).all()
     assert torch.equal(steps.mask, x.mask[:, 0])
+
+
+def test_the_bounds_of_a_step_take_opposite_estimates():
+    """lower = log P_LM + lower(t + 1) − upper(t), upper the other way round (Eq. 5), from the same draws."""
+    space = SequenceSpace(vocab_size=V, length=L)
+    x = every_string(space)
+    steps = step_log_probs(MODEL, x, space, Rng(5), draws=4, exact_last=False)
+    bounds = {"lower": [], "upper": []}
+    for t, draw in enumerate((stratified, stratified, distinct)):
+        heads, left = x.tokens[:, 0, :t], replace(space, length=L - t)
+        drawn = draw(BASE, after(x.contexts, heads, BASE.eos), 4, left, Rng(5).child("step", t))
+        found = log_partition(log_weights(ENERGY, replace(drawn, x=completed(x.contexts, heads, drawn.x))))
+        for name, values in bounds.items():
+            values.append(getattr(found, name))
+    for values in bounds.values():
+        values.append(-ENERGY(x)[:, 0])
+    lower, upper = (torch.stack(bounds[name], dim=1) for name in ("lower", "upper"))
+    torch.testing.assert_close(steps.lower, steps.log_base + lower[:, 1:] - upper[:, :-1], atol=1e-12, rtol=0)
+    torch.testing.assert_close(steps.upper, steps.log_base + upper[:, 1:] - lower[:, :-1], atol=1e-12, rtol=0)
+    # mutants: one estimate above and below gives the estimate, at every place that draws
+    assert ((steps.estimate - steps.lower)[:, :2] > 1e-3).any(0).all()
+    assert ((steps.upper - steps.estimate)[:, :2] > 1e-3).any(0).all()
+
+
+@each_space
+def test_the_last_step_is_summed_unless_it_is_asked_not_to_be(space):
+    x = every_string(space)
+    is_last = x.mask[:, 0, -1]
+    exact = step_log_probs(MODEL, x, space, Rng(5), draws=None).estimate[is_last, -1]
+    for draws, is_summed in ((2, True), (2, False), (V, False)):
+        found = step_log_probs(MODEL, x, space, Rng(5), draws=draws, exact_last=is_summed)
+        is_exact = (found.estimate[is_last, -1] - exact).abs().max() < 1e-12
+        assert is_exact == (is_summed or draws == V)  # as many distinct draws as tokens are all of them
 
 
 def test_every_text_has_draws_of_its_own():

@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, TabularLM, Truncation, UserError
+from freenergy.core.files import read_tensors
 from freenergy.core.progress import Silent
 from freenergy.core.scored import Scored
 from freenergy.evaluation.certified import measure_joint
 from freenergy.evaluation.curves import draws_curve, steps
 from freenergy.evaluation.densities import densities
 from freenergy.evaluation.perplexity import Counts
-from freenergy.evaluation.positions import by_position
+from freenergy.evaluation.positions import by_position, position_path
 from freenergy.evaluation.residual_perplexity import residual_perplexity
 from freenergy.lm.stepping import log_proposal
-from freenergy.partition import log_partition
+from freenergy.partition import log_partition, step_log_probs
 
 V, L = 3, 3
 SPACE = SequenceSpace(vocab_size=V, length=L)
@@ -209,3 +210,13 @@ def test_gain_by_position_is_that_of_the_exact_conditionals(joint, tmp_path):
     stamps = [path.stat().st_mtime_ns for path in kept]
     assert by_position(*arguments) == rows
     assert [path.stat().st_mtime_ns for path in kept] == stamps
+
+
+def test_positions_keep_the_estimate_and_not_a_bound(joint, tmp_path):
+    by_position(joint, WINDOWS, np.arange(4), SPACE, 4, tmp_path, Rng(0), Silent())
+    for b in range(4):
+        kept = read_tensors(position_path(tmp_path, b))
+        found = step_log_probs(joint, WINDOWS[b : b + 1], SPACE, Rng(0).child(b), draws=4)
+        assert torch.equal(kept["joint"], found.estimate[0])
+        assert torch.equal(kept["base"], found.log_base[0])
+        assert (found.estimate - found.lower).max() > 1e-3
