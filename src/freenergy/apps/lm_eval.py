@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 _HARNESS = "the adapter needs lm-evaluation-harness: install it with pip install 'freenergy[eval]'"
 _NOT_NORMALISED = (
     "the residual model's log-scores are not normalised, so the harness cannot measure perplexity with them: use "
-    "`freenergy evaluate RUN`, which gives it with bounds"
+    "`freenergy evaluate RUN`, which reports it with bounds"
 )
 
 
@@ -53,8 +53,8 @@ class TextModel:
         return cls(_base_alone(run) if base else load(run), n=n, length=length, seed=seed)
 
     def log_scores(self, context: str, continuations: Sequence[str]) -> list[float]:
-        """log_score of each continuation of one context: they compare with one another and with nothing else."""
-        start = context.rstrip()  # a space at the border belongs to the continuation, as in the harness
+        """Return log_score of each continuation of one context; they are comparable with each other only."""
+        start = context.rstrip()  # a space at the boundary belongs to the continuation, as in the harness
         joined = join(self.tokenizer, start, [context[len(start) :] + x for x in continuations])
         xs = [text.tokens for text in joined.texts]
         c = self._fitting(joined.context, max(map(len, xs)))
@@ -72,14 +72,14 @@ class TextModel:
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
 
     def _fitting(self, context: list[int], length: int) -> list[int]:
-        """Return the end of a context that leaves room for ``length`` tokens."""
-        most = self.joint.base.max_length
-        if most is None or len(context) + length <= most:
+        """Return the end of a context that leaves space for ``length`` tokens."""
+        limit = self.joint.base.max_length
+        if limit is None or len(context) + length <= limit:
             return context
-        if length >= most:
-            raise UserError(f"a continuation of {length} tokens does not fit a model of {most}: ask for a shorter one")
-        _LOG.warning("a context of %d tokens was cut on the left to fit a model of %d", len(context), most)
-        return context[len(context) + length - most :]
+        if length >= limit:
+            raise UserError(f"a continuation of {length} tokens does not fit a model of {limit}: request a shorter one")
+        _LOG.warning("a context of %d tokens was cut on the left to fit a model of %d", len(context), limit)
+        return context[len(context) + length - limit :]
 
 
 def cut(text: str, until: Sequence[str]) -> str:
@@ -101,7 +101,7 @@ def _base_alone(run: str) -> ResidualModel:
 
 
 def register() -> type:
-    """Tell the harness of the model "freenergy"; gives its class."""
+    """Register the model "freenergy" with the harness, and return its class."""
     try:
         from lm_eval.api.model import LM
         from lm_eval.api.registry import get_model, register_model
@@ -142,7 +142,7 @@ def register() -> type:
 
 
 def _check_kinds(settings: dict[str, Any]) -> None:
-    """What is written after --model_args may be anything."""
+    """Check the types of the values in --model_args."""
     for name, value in settings.items():
         if type(value) is not (bool if name == "base" else int):
             wanted = "true or false" if name == "base" else "a whole number"
@@ -150,7 +150,7 @@ def _check_kinds(settings: dict[str, Any]) -> None:
 
 
 def _choices(model: TextModel, requests: list[Any]) -> list[tuple[float, bool]]:
-    """Scores of all choices, question by question; what is greedy under a residual model is not known."""
+    """Return the scores of all choices per question; whether one is greedy is unknown for a residual model."""
     found: list[tuple[float, bool]] = []
     uneven = questions = 0
     for _, group in groupby(requests, key=lambda request: (request.task_name, request.doc_id, request.args[0])):
@@ -158,7 +158,7 @@ def _choices(model: TextModel, requests: list[Any]) -> list[tuple[float, bool]]:
         if len(choices) < 2:
             raise UserError(
                 f"a task asks for the probability of one continuation alone ({choices[0][:40]!r}), which needs log Z: "
-                "take tasks of output_type multiple_choice"
+                "use tasks of output_type multiple_choice"
             )
         context = requests[len(found)].args[0]
         found += [(score, False) for score in model.log_scores(context, choices)]
@@ -176,7 +176,7 @@ def _written(model: TextModel, i: int, context: str, settings: dict[str, Any]) -
 
 
 def main() -> None:
-    """``lm_eval`` with one model more; bad input is one sentence and exit status 2."""
+    """Run ``lm_eval`` with one more model; bad input is one sentence and exit status 2."""
     try:
         register()
         from lm_eval.__main__ import cli_evaluate

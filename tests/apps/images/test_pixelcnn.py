@@ -230,7 +230,7 @@ def test_it_learns(kind):
 
 
 def test_what_cannot_be_is_refused_with_a_word():
-    with pytest.raises(UserError, match="levels to 2"):
+    with pytest.raises(UserError, match="levels is 1: set it to 2"):
         ImageShape(height=2, width=2, levels=1)
     with pytest.raises(UserError, match="the width of an image is 0"):
         ImageShape(height=2, width=0)

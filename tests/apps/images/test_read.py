@@ -49,21 +49,21 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="59 bytes of pixels, not the 60"):
         read_idx(path)
     path.write_bytes(b"\x00\x00\x08\x01" + bytes(40))
-    with pytest.raises(UserError, match="does not begin like"):
+    with pytest.raises(UserError, match="is not an idx file"):
         read_idx(path)
     path.write_bytes(b"")
-    with pytest.raises(UserError, match="does not begin like"):
+    with pytest.raises(UserError, match="is not an idx file"):
         read_idx(path)
     torn = tmp_path / "torn.gz"
     torn.write_bytes(gzip.compress(idx(some(50, 4, 3)))[:-20])
-    with pytest.raises(UserError, match=r"torn\.gz is torn or damaged"):
+    with pytest.raises(UserError, match=r"torn\.gz is truncated or damaged"):
         read_idx(torn)
     torn.write_bytes(b"no gzip at all")
-    with pytest.raises(UserError, match=r"torn\.gz is torn or damaged"):
+    with pytest.raises(UserError, match=r"torn\.gz is truncated or damaged"):
         read_idx(torn)
     batch = tmp_path / "data_batch_1.bin"
     batch.write_bytes(bytes(3074))
-    with pytest.raises(UserError, match="no multiple of 3073"):
+    with pytest.raises(UserError, match="not a multiple of 3073"):
         read_cifar(batch)
 
 

@@ -68,14 +68,14 @@ def test_empty_files_broken_archives_and_files_for_folders_are_told(toy, tmp_pat
     empty.mkdir()
     for path in toy.iterdir():
         (empty / path.name).write_text("")
-    with pytest.raises(UserError, match="has no sentence in it"):
+    with pytest.raises(UserError, match="contains no sentence"):
         read(empty)
     for path in toy.iterdir():
         (empty / path.name).unlink()
         (empty / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes())[:-20])
     with pytest.raises(UserError, match="cannot be read as UTF-8"):
         read(empty)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         read(toy / "train.en")
     with pytest.raises(UserError, match="there is no file or folder"):
         read(tmp_path / "nothing/here")

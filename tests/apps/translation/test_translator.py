@@ -215,7 +215,7 @@ def test_another_encoder_decoder_does_as_well():
 
 
 def test_what_cannot_be_is_refused_with_a_word():
-    with pytest.raises(UserError, match="no encoder–decoder"):
+    with pytest.raises(UserError, match="not an encoder–decoder"):
         Translator(GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1, n_positions=8)), eos=0)
     network = tiny(places=4)
     for length, known in ((0, 0), (3, 4)):

@@ -18,12 +18,12 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Batch
 
-_HELD_OUT_ROWS = 100  # at a time
+_HELD_OUT_ROWS = 100  # per batch
 
 
 @final
 class ImageData:
-    """Images as rows of levels: those to learn from, endlessly, and those held out."""
+    """Images as rows of levels: an endless stream of training batches, and held-out images."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ImageData:
 
     @property
     def epoch_steps(self) -> int:
-        """Steps in which every image is read about once."""
+        """The steps of about one epoch."""
         return max(1, len(self.train) // self.batch_size)
 
     def batch(self, step: int, micro: int) -> Batch:

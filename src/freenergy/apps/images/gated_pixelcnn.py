@@ -4,8 +4,8 @@
     h(i, j) = the pixels before,  u = 1×k(h) + 1×1(w),       h ← h + 1×1(tanh(u_1) · σ(u_2))       (the first: no h +)
 
 (van den Oord, Kalchbrenner, Vinyals, Espeholt, Graves, Kavukcuoglu 2016, Conditional Image Generation with PixelCNN
-Decoders, figure 2.) Here v at row i tells of the rows above i only, where the paper's tells of row i and is then moved
-down by one: the same network, except for what stands beyond the upper border, and no map is moved. Its first
+Decoders, figure 2.) Here v at row i depends on the rows above i only, where the paper's depends on row i and is then
+moved down by one: the same network, except for what stands beyond the upper border, and no map is moved. Its first
 convolution, 7 wide, sees the three rows above, and so may all later ones see v of their own row.
 """
 
@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from freenergy.apps.images.masked_convolution import MaskedConvolution, Memory, channel_of
+from freenergy.apps.images.masked_convolution import ConvolutionCache, MaskedConvolution, channel_of
 from freenergy.apps.images.pixelcnn import Head, ImageShape, PixelModule
 from freenergy.core.errors import UserError
 
 _FIRST = 7  # the size of the first convolution
-_GAIN = 2.5  # times torch's initial weights, of which a gate lets through a third: the last layers would hear nothing
+_GAIN = 2.5  # times torch's initial weights: a gate passes a third of the signal, which would vanish in deep stacks
 
 
 @final
@@ -41,8 +41,8 @@ class GatedPixelCNN(PixelModule):
         first = self._stack()[0]
         self.readers = (first.vertical, first.horizontal)
 
-    def above(self, x: Float[Tensor, "rows channels h w"], memory: Memory | None = None) -> list[Tensor]:
-        """1×1(w) of every layer."""
+    def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
+        """Return 1×1(w) of every layer."""
         v, said = x, []
         for layer in self._stack():
             w = layer.vertical(v, memory)
@@ -51,7 +51,7 @@ class GatedPixelCNN(PixelModule):
         return said
 
     def beside(
-        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
+        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows logits h w"]:
         """Return the logits of every pixel."""
         h = x
@@ -85,6 +85,6 @@ class _Layer(nn.Module):
 
 
 def _gate(x: Float[Tensor, "rows two_p h w"]) -> Float[Tensor, "rows p h w"]:
-    """tanh · σ of the two halves."""
+    """Return tanh · σ of the two halves."""
     a, b = x.chunk(2, dim=1)
     return a.tanh() * b.sigmoid()

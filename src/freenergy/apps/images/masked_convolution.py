@@ -1,4 +1,4 @@
-"""Convolutions that see only what comes earlier in raster order, and the memory with which an image grows by pixels.
+"""Convolutions that see only what comes earlier in raster order, and the cache for drawing an image pixel by pixel.
 
     y(i, j) = b + Σ_{a = −up … 0} Σ_{c = −left … right} (M ∘ W)(a, c) · x(i + a, j + c)
 
@@ -7,13 +7,14 @@ Rows above (a < 0) are seen whole, rows below never: a kernel ends with its own 
     "above"   nothing
     "before"  the columns to the left, and at j itself the channels before an output's own      (mask A)
     "until"   the columns to the left, and at j itself the channels up to an output's own       (mask B)
-    "row"     everything: for maps that tell of the rows above only
+    "row"     everything: for maps that depend on the rows above only
 
 Masks A and B are those of van den Oord, Kalchbrenner and Kavukcuoglu (2016), Pixel Recurrent Neural Networks, section
 3.4. Feature maps are divided among the channels of a pixel, so that green sees red, and blue sees both.
 
-What a convolution has made of a pixel never changes when later pixels come. So an image is drawn with a ``Memory``:
-every convolution keeps what it has read, and a new pixel costs one pixel's work instead of an image's.
+What a convolution has made of a pixel never changes when later pixels come. So an image is drawn with a
+``ConvolutionCache``: every convolution keeps what it has read, and a new pixel costs one pixel's work instead of an
+image's.
 """
 
 from typing import Literal, final
@@ -23,12 +24,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear, pad
 
-_TOGETHER = torch.channels_last  # the maps of a pixel side by side, where one pixel at a time is read and written
+_TOGETHER = torch.channels_last  # the maps of a pixel are contiguous, since one pixel at a time is read and written
 Sees = Literal["above", "before", "until", "row"]
 
 
 def channel_of(maps: int, channels: int) -> Int[Tensor, " maps"]:
-    """Return the channel of a pixel that each feature map belongs to, in order and in parts as equal as can be.
+    """Return the channel of a pixel that each feature map belongs to, in order and in parts of nearly equal size.
 
     >>> channel_of(7, 3).tolist()
     [0, 0, 0, 1, 1, 2, 2]
@@ -37,8 +38,8 @@ def channel_of(maps: int, channels: int) -> Int[Tensor, " maps"]:
 
 
 @final
-class Memory:
-    """What each convolution has read of images that are being drawn; ``at`` is the place of what it reads next."""
+class ConvolutionCache:
+    """The inputs that each convolution has read while images are drawn; ``at`` is the position of the next input."""
 
     def __init__(self, height: int, width: int) -> None:
         self.height, self.width = height, width
@@ -47,7 +48,7 @@ class Memory:
         self._weights: dict[nn.Module, Tensor] = {}
 
     def read(self, reader: "MaskedConvolution", x: Float[Tensor, "rows maps h w"]) -> Tensor:
-        """Keep x in its place; x with all that stands around it, nothing beyond the borders."""
+        """Store x at its position; returns x with its neighbourhood, zero beyond the borders."""
         up, left, right = reader.up, reader.left, reader.right
         if reader not in self._seen:
             shape = (*x.shape[:2], up + self.height, left + self.width + right)
@@ -57,7 +58,7 @@ class Memory:
         return seen[:, :, i : i + up + h, j : j + left + w + right]
 
     def weight(self, reader: "MaskedConvolution") -> Tensor:
-        """Return the masked weight, made once."""
+        """Return the masked weight, computed once."""
         if reader not in self._weights:
             self._weights[reader] = reader.masked_weight().contiguous(memory_format=_TOGETHER)
         return self._weights[reader]
@@ -86,19 +87,19 @@ class MaskedConvolution(nn.Module):
         self.register_buffer("mask", _mask(like.weight, reads, of, sees, left), persistent=False)
 
     def forward(
-        self, x: Float[Tensor, "rows inputs h w"], memory: Memory | None = None
+        self, x: Float[Tensor, "rows inputs h w"], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows outputs h w"]:
-        """y at the places of x: whole images, or what comes next in a memory."""
+        """Return y at the positions of x: whole images, or the next pixels with a cache."""
         weight = self.masked_weight() if memory is None else memory.weight(self)
         if self.up or self.left or self.right:
             x = pad(x, (self.left, self.right, self.up, 0)) if memory is None else memory.read(self, x)
-        if x.shape[2:] == weight.shape[2:]:  # one pixel: a product of matrices is quicker to begin than a convolution
+        if x.shape[2:] == weight.shape[2:]:  # one pixel: a matrix product has less overhead than a convolution
             one, by = (part.permute(0, 2, 3, 1).flatten(1) for part in (x, weight))
             return linear(one, by, self.bias)[:, :, None, None]
         return conv2d(x, weight, self.bias)
 
     def masked_weight(self) -> Tensor:
-        """M ∘ W."""
+        """Return M ∘ W."""
         return self.weight * self.mask
 
 

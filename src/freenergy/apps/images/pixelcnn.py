@@ -21,11 +21,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
-from freenergy.apps.images.masked_convolution import MaskedConvolution, Memory, channel_of
+from freenergy.apps.images.masked_convolution import ConvolutionCache, MaskedConvolution, channel_of
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 
-_FIRST = 3  # rows above and columns beside that the first, 7 × 7 convolution sees
+_FIRST = 3  # rows above and columns on each side that the first 7 × 7 convolution sees
 
 
 @final
@@ -43,7 +43,7 @@ class ImageShape:
             if getattr(self, name) < 1:
                 raise UserError(f"the {name} of an image is {getattr(self, name)}: set it to 1 or more")
         if self.levels < 2:
-            raise UserError(f"a pixel with {self.levels} levels says nothing: set levels to 2 or more")
+            raise UserError(f"levels is {self.levels}: set it to 2 or more")
 
     @property
     def row(self) -> int:
@@ -62,9 +62,9 @@ class ImageShape:
 
 
 class PixelModule(nn.Module):
-    """A network of masked convolutions in two parts: what the rows above say, and what the pixels to the left add.
+    """A network of masked convolutions in two parts: features of the rows above, and of the pixels to the left.
 
-    The first can be told for a whole row before any pixel of it is known.
+    The first can be computed for a whole row before any of its pixels is known.
     """
 
     reach: int  # rows above that a pixel sees
@@ -74,12 +74,12 @@ class PixelModule(nn.Module):
         super().__init__()
         self.shape = shape
 
-    def above(self, x: Float[Tensor, "rows channels h w"], memory: Memory | None = None) -> list[Tensor]:
-        """Return what the rows above say to each layer of ``beside``."""
+    def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
+        """Return the features of the rows above for each layer of ``beside``."""
         raise NotImplementedError
 
     def beside(
-        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
+        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows logits h w"]:
         """Return the logits of every pixel, channel by channel."""
         raise NotImplementedError
@@ -91,7 +91,7 @@ class PixelModule(nn.Module):
 
 @final
 class Head(nn.Module):
-    """Twice ReLU and 1 × 1, and the logits."""
+    """The head: twice ReLU and 1 × 1, then the logits."""
 
     def __init__(self, features: int, head: int, shape: ImageShape) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ class Head(nn.Module):
         maps = [channel_of(size, C) for size in sizes]
         self.layers = nn.ModuleList(MaskedConvolution(reads, of, sees="until") for reads, of in pairwise(maps))
 
-    def forward(self, x: Tensor, memory: Memory | None) -> Tensor:
-        """Logits."""
+    def forward(self, x: Tensor, memory: ConvolutionCache | None) -> Tensor:
+        """Return the logits."""
         x = relu(x)
         for layer in self.layers[:-1]:
             x = layer(x, memory).relu_()
@@ -123,12 +123,12 @@ class PixelCNN(PixelModule):
         self.reach = _FIRST + blocks
         self.readers = (self.first,)
 
-    def above(self, x: Float[Tensor, "rows channels h w"], memory: Memory | None = None) -> list[Tensor]:
-        """Nothing by itself: one stack reads above and beside."""
+    def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
+        """Return nothing: one stack reads both parts."""
         return []
 
     def beside(
-        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: Memory | None = None
+        self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows logits h w"]:
         """Return the logits of every pixel."""
         h = self.first(x, memory)
@@ -147,8 +147,8 @@ class _Residual(nn.Module):
         self.spatial = MaskedConvolution(narrow, narrow, sees="until", up=1, left=1, right=1)
         self.widening = MaskedConvolution(narrow, wide, sees="until")
 
-    def forward(self, x: Tensor, memory: Memory | None) -> Tensor:
-        # in place where nobody else holds the map: memory is what these layers wait for
+    def forward(self, x: Tensor, memory: ConvolutionCache | None) -> Tensor:
+        # in place if no one else uses the map: these layers are memory-bound
         narrow = self.narrowing(relu(x), memory).relu_()
         wide: Tensor = self.widening(self.spatial(narrow, memory).relu_(), memory)
         return wide.add_(x)
@@ -156,7 +156,7 @@ class _Residual(nn.Module):
 
 @final
 class PixelNetwork:
-    """q(x) of images: a Network whose tokens are pixels in raster order, channel last. Nothing is given."""
+    """q(x) of images: a Network whose tokens are pixels in raster order, channel last; unconditional."""
 
     def __init__(self, module: PixelModule) -> None:
         self.module, self.shape = module, module.shape
@@ -167,7 +167,7 @@ class PixelNetwork:
         return self.shape.levels
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
-        """f at the first T places; the rows of pixels below are not computed."""
+        """Return f at the first T positions; the rows of pixels below are not computed."""
         n, T = tokens.shape
         C, V, W = self.shape.channels, self.shape.levels, self.shape.width
         maps = self.module(self._image(tokens, max(1, -(-T // self.shape.row))))
@@ -178,7 +178,7 @@ class PixelNetwork:
     def draw(
         self, given: Any, known: Int[Tensor, "rows P"], length: int, rng: Rng
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """Return the next ``length`` pixels, or those that are left, one after the other; all of them count."""
+        """Draw the next ``length`` pixels, or those that are left; none is masked."""
         K = min(length, self.shape.tokens - known.shape[1])
         was_training = self.module.training
         self.module.eval()
@@ -190,12 +190,12 @@ class PixelNetwork:
         return drawn, torch.ones_like(drawn, dtype=torch.bool)
 
     def _grow(self, known: Int[Tensor, "rows P"], K: int, rng: Rng) -> Int[Tensor, "rows K"]:
-        """Read the rows that the first new pixel sees, then go on pixel by pixel."""
+        """Read the rows that the first new pixel sees, then draw pixel by pixel."""
         (n, P), shape, module = known.shape, self.shape, self.module
         now = P // shape.row
         top = max(0, now - module.reach)
         x = self._image(known, shape.place(P + K - 1)[0] + 1)[:, :, top:].clone()
-        memory = Memory(*x.shape[2:])
+        memory = ConvolutionCache(*x.shape[2:])
         read = x[:, :, : now + 1 - top]
         module.beside(read, module.above(read, memory), memory)
         drawn: list[Tensor] = []

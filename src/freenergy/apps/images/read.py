@@ -5,7 +5,7 @@
 
     stochastic:  x = 1[u < intensity / 255],  u ~ Uniform[0, 1) once for each pixel of each image
 
-The law of "stochastic" is that of Salakhutdinov and Murray (2008), whose own draw is a file of its own; ours comes from
+The law of "stochastic" is that of Salakhutdinov and Murray (2008), whose draw is a file of its own; ours comes from
 a named stream in which every image has its numbers, whatever other images are read.
 """
 
@@ -29,7 +29,7 @@ _IDX_IMAGES = 0x00000803
 _IDX_HEADER = struct.Struct(">4I")
 _CIFAR_SIDE = 32
 _CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE**2
-_BATCH_SIZE = 4096  # images whose random numbers are in memory at a time
+_BATCH_SIZE = 4096  # images per batch of random numbers
 _GET = (
     "put train-images-idx3-ubyte and t10k-images-idx3-ubyte of MNIST there (with .gz or without), or "
     "data_batch_1.bin … data_batch_5.bin and test_batch.bin of CIFAR-10"
@@ -46,17 +46,17 @@ class ImageSet:
 
 
 def read_images(folder: Path) -> ImageSet:
-    """Return the images of a folder, whichever of the two kinds it holds."""
+    """Return the images of a folder, MNIST or CIFAR-10."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} with images: make it, and {_GET}")
+        raise UserError(f"there is no folder {folder} with images: create it, and {_GET}")
     if (first := _idx_path(folder, "train")) and (second := _idx_path(folder, "t10k")):
         train, test = read_idx(first)[..., None], read_idx(second)[..., None]
     elif parts := sorted(folder.glob("data_batch_*.bin")):
         train, test = np.concatenate([read_cifar(part) for part in parts]), read_cifar(folder / "test_batch.bin")
     else:
-        raise UserError(f"the folder {folder} holds neither MNIST nor CIFAR-10: {_GET}")
+        raise UserError(f"the folder {folder} contains neither MNIST nor CIFAR-10: {_GET}")
     if train.shape[1:] != test.shape[1:]:
-        raise UserError(f"training and test images in {folder} differ in size: get both from the same place")
+        raise UserError(f"training and test images in {folder} differ in size: download both from the same source")
     return ImageSet(train, test)
 
 
@@ -64,11 +64,11 @@ def read_idx(path: Path) -> UInt8[np.ndarray, "images height width"]:
     """Return the images of an idx file, gzipped or plain."""
     data = _content(path)
     if len(data) < _IDX_HEADER.size or _IDX_HEADER.unpack_from(data)[0] != _IDX_IMAGES:
-        raise UserError(f"{path} does not begin like a file of idx images: get the file again")
+        raise UserError(f"{path} is not an idx file of images: download it again")
     _, count, height, width = _IDX_HEADER.unpack_from(data)
     got, wanted = len(data) - _IDX_HEADER.size, count * height * width
     if got != wanted or not wanted:
-        raise UserError(f"{path} has {got} bytes of pixels, not the {wanted} that it announces: get the file again")
+        raise UserError(f"{path} has {got} bytes of pixels, not the {wanted} of its header: download it again")
     return np.frombuffer(data, np.uint8, offset=_IDX_HEADER.size).reshape(count, height, width)
 
 
@@ -76,7 +76,7 @@ def read_cifar(path: Path) -> UInt8[np.ndarray, "images 32 32 3"]:
     """Return the images of one binary batch of CIFAR-10, without their labels."""
     data = _content(path)
     if not data or len(data) % _CIFAR_RECORD:
-        raise UserError(f"{path} has {len(data)} bytes, no multiple of {_CIFAR_RECORD}: get the file again")
+        raise UserError(f"{path} has {len(data)} bytes, not a multiple of {_CIFAR_RECORD}: download it again")
     planes = np.frombuffer(data, np.uint8).reshape(-1, _CIFAR_RECORD)[:, 1:]
     return np.ascontiguousarray(planes.reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE).transpose(0, 2, 3, 1))
 
@@ -84,7 +84,7 @@ def read_cifar(path: Path) -> UInt8[np.ndarray, "images 32 32 3"]:
 def as_tokens(
     images: UInt8[np.ndarray, "images height width channels"], how: Binarise, rng: Rng
 ) -> UInt8[Tensor, "images pixels"]:
-    """Images as rows of levels in raster order, channel last; image n has numbers of its own."""
+    """Return images as rows of levels in raster order, channel last; image n has its own random stream."""
     rows = images.reshape(len(images), -1)
     match how:
         case "none":
@@ -102,17 +102,17 @@ def _stochastic(rows: UInt8[np.ndarray, "images pixels"], rng: Rng) -> UInt8[Ten
 
 
 def _idx_path(folder: Path, split: str) -> Path | None:
-    """Return the file of a split, by any of the names that it goes by."""
+    """Return the file of a split, by any of its usual names."""
     names = [f"{split}-images{dot}idx3-ubyte{gz}" for dot in "-." for gz in ("", ".gz")]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _content(path: Path) -> bytearray:
-    """Return all bytes of a file, out of its gzip; an array that numpy may write to."""
+    """Return all bytes of a file, decompressed, as a writable array."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return bytearray(file.read())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is torn or damaged ({error}): get the file again") from None
+        raise UserError(f"{path} is truncated or damaged ({error}): download it again") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {_GET}") from None

@@ -1,8 +1,8 @@
-"""Pairs as tokens, in batches of sentences of like length.
+"""Pairs as tokens, in batches of sentences of similar length.
 
     a batch = rows of the pairs sorted by target length,      rows · (longest target among them) ≤ tokens
 
-Each epoch sorts them anew: pairs of the same target length stand by source length with some noise, and the batches in
+Each epoch sorts them again: pairs of the same target length stand by source length with some noise, and the batches in
 another order, both from the seed. Lengths stand in the same order in every epoch, so every epoch has the same batches
 by their sizes, and batch number i is known without those before it.
 """
@@ -42,11 +42,11 @@ class EncodedPairs:
         )
 
     def fitting(self, longest: int) -> "EncodedPairs":
-        """Without the pairs in which a side has more tokens."""
+        """Return the pairs without those in which a side has more tokens."""
         return self.only([i for i in range(len(self)) if max(len(self.source[i]), len(self.target[i])) <= longest])
 
     def cut(self, longest: int) -> "EncodedPairs":
-        """Return every pair, of longer sentences the first tokens and EOS."""
+        """Return every pair; longer sentences are cut, and end with EOS."""
         return EncodedPairs(
             *([[*ids[:-1][: longest - 1], ids[-1]] for ids in side] for side in (self.source, self.target))
         )
@@ -59,17 +59,17 @@ class EncodedPairs:
         return EncodedPairs([self.source[i] for i in rows], [self.target[i] for i in rows])
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """Return rows side by side, padded."""
+        """Return some pairs as padded arrays."""
         return Batch(sources(self.source, rows), *padded([self.target[i] for i in rows]))
 
 
 def sources(sentences: Sequence[list[int]], rows: Sequence[int]) -> Source:
-    """Return what a translator is given of some sentences."""
+    """Return some sentences as the input of a translator."""
     return Source(*padded([sentences[i] for i in rows]))
 
 
 def padded(lists: Sequence[list[int]]) -> tuple[Int[Tensor, "rows T"], Bool[Tensor, "rows T"]]:
-    """Lists of tokens as one array, and what counts in it; the padding repeats the last token, which is EOS."""
+    """Return lists of tokens as one array with its mask; the padding repeats the last token, EOS."""
     T = max(map(len, lists))
     tokens = torch.tensor([[*ids, *[ids[-1]] * (T - len(ids))] for ids in lists])
     lengths = torch.tensor([len(ids) for ids in lists])
@@ -77,7 +77,7 @@ def padded(lists: Sequence[list[int]]) -> tuple[Int[Tensor, "rows T"], Bool[Tens
 
 
 def cut(ascending: Sequence[int], tokens: int) -> list[range]:
-    """Places of sorted lengths in batches: as many rows as fit ``tokens`` with their padding, and at least one."""
+    """Split sorted lengths into batches of as many rows as fit ``tokens`` with padding, and at least one."""
     batches, first = [], 0
     for last, length in enumerate(ascending):
         if last > first and (last + 1 - first) * length > tokens:
@@ -87,14 +87,14 @@ def cut(ascending: Sequence[int], tokens: int) -> list[range]:
 
 
 def by_length(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Numbers of rows in batches of like length."""
+    """Return row numbers in batches of similar length."""
     order = np.argsort(np.array(lengths), kind="stable")
     return [order[list(places)].tolist() for places in cut([lengths[i] for i in order], tokens)]
 
 
 @final
 class PairData:
-    """Training pairs in batches of about ``batch_size`` target tokens a step, and validation pairs in order."""
+    """Training pairs in batches of about ``batch_size`` target tokens per step, and validation pairs in order."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class PairData:
         longest, tokens = int(self._target.max()), batch_size // accumulate
         if tokens < longest:
             raise UserError(
-                f"a micro-batch of {tokens} target tokens cannot hold the longest sentence of {longest}: for "
+                f"a micro-batch of {tokens} target tokens is too small for the longest sentence of {longest}: for "
                 f"translations batch_size counts tokens, so set it to {longest * accumulate} or more, such as 2048"
             )
         self._batches = cut(np.sort(self._target).tolist(), tokens)
@@ -122,7 +122,7 @@ class PairData:
 
     @property
     def epoch_steps(self) -> int:
-        """Optimiser steps in which every pair is read about once."""
+        """The optimiser steps of about one epoch."""
         return -(-len(self._batches) // self.accumulate)
 
     def batch(self, step: int, micro: int) -> Batch:

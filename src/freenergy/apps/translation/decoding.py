@@ -22,13 +22,13 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.causal import inference
 
-Sentences = list[list[int]]  # tokens, with EOS where a sentence has come to its end
+Sentences = list[list[int]]  # tokens, with EOS if the sentence is complete
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """Of K candidates for every source: one drawn by weight, the one of the largest S, and the first as it came."""
+    """Of K candidates for every source: one drawn by weight, the one with the largest S, and the first draw."""
 
     drawn: Sentences
     highest: Sentences
@@ -38,14 +38,14 @@ class Resampled:
 @final
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How sentences are read: in batches of about ``tokens`` source tokens, translations of at most ``longest``."""
+    """Decodes in batches of about ``tokens`` source tokens, translations of at most ``longest`` tokens."""
 
     network: Translator
     longest: int
     tokens: int
 
     def search(self, sentences: Sequence[list[int]], beams: int, progress: Progress) -> Sentences:
-        """Return the translation that a search with so many beams finds; 1 is greedy."""
+        """Translate by beam search; one beam is greedy search."""
         label = "greedy translation" if beams == 1 else f"translation with {beams} beams"
         found = _empty(len(sentences))
         with progress.track(label, len(sentences), "sentences") as advance:
@@ -58,19 +58,19 @@ class Decoding:
     def resample(
         self, sentences: Sequence[list[int]], numbers: Sequence[int], rng: Rng, progress: Progress
     ) -> dict[int, Resampled]:
-        """For each number K one of K draws of q, for every source; a smaller K has the first draws of a larger one."""
-        most = max(numbers)
+        """Choose one of K draws of q for every source, for each K; a smaller K uses the first draws of a larger one."""
+        max_k = max(numbers)
         found = {K: Resampled(*(_empty(len(sentences)) for _ in range(3))) for K in numbers}
-        with progress.track(f"re-sampling from {most} candidates", len(sentences), "sentences") as advance:
-            for number, rows in enumerate(by_length([len(ids) for ids in sentences], max(1, self.tokens // most))):
+        with progress.track(f"re-sampling from {max_k} candidates", len(sentences), "sentences") as advance:
+            for number, rows in enumerate(by_length([len(ids) for ids in sentences], max(1, self.tokens // max_k))):
                 own, given = rng.child("batch", number), sources(sentences, rows)
-                tokens, mask, S = candidates(self.network, given, most, self.longest, own.child("draws"))
+                tokens, mask, S = candidates(self.network, given, max_k, self.longest, own.child("draws"))
                 lists = _lists(tokens.flatten(0, 1), mask.flatten(0, 1))
                 for K, kept in found.items():
                     drawn = own.child("choice", K).categorical(S[:, :K])
                     ways = ((kept.drawn, drawn), (kept.highest, S[:, :K].argmax(1)), (kept.first, 0 * drawn))
                     for sentences_of_way, chosen in ways:
-                        _fill(sentences_of_way, rows, [lists[i * most + k] for i, k in enumerate(chosen.tolist())])
+                        _fill(sentences_of_way, rows, [lists[i * max_k + k] for i, k in enumerate(chosen.tolist())])
                 advance(len(rows))
         return found
 
@@ -78,7 +78,7 @@ class Decoding:
 def candidates(
     network: Translator, given: Source, K: int, longest: int, rng: Rng
 ) -> tuple[Int[Tensor, "rows K T"], Bool[Tensor, "rows K T"], Float[Tensor, "rows K"]]:
-    """K draws of q for every source, which of their tokens count, and S at the last of these."""
+    """Return K draws of q for every source, their mask, and S at their last token."""
     rows, many = len(given.tokens), given.repeated(K)
     tokens, mask = network.draw(many, many.tokens[:, :0], longest, rng)
     with inference(network.module), torch.no_grad():

@@ -39,7 +39,7 @@ class Pairs:
 @final
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The three parts."""
+    """The three splits."""
 
     train: Pairs
     validation: Pairs
@@ -47,12 +47,12 @@ class Splits:
 
 
 def read_pairs(settings: TranslationSubject, progress: Progress) -> Splits:
-    """Return the pairs that the settings name, each split with at least one."""
+    """Load the pairs of all splits; raises ``UserError`` if one is empty."""
     place = locate(settings.path, progress)
     if settings.path in RESOURCES and not Path(settings.path).expanduser().exists():
         return _from_resource(settings, place)
     if not place.is_dir():
-        raise UserError(f"{place} is no folder: give one with files such as {settings.train}.{settings.source}")
+        raise UserError(f"{place} is not a folder: give one with files such as {settings.train}.{settings.source}")
     train, validation, test = (
         _from_files(place, split, settings) for split in (settings.train, settings.validation, settings.test)
     )
@@ -60,13 +60,13 @@ def read_pairs(settings: TranslationSubject, progress: Progress) -> Splits:
 
 
 def tokenizer_for(train: Pairs, vocabulary: int, folder: Path) -> Tokenizer:
-    """One byte-pair vocabulary of both languages, learned from training pairs; kept in ``folder`` and read again."""
+    """Train one byte-pair vocabulary for both languages on the training pairs; cached in ``folder``."""
     made_of = fingerprint({"pairs": [train.source, train.target], "vocabulary": vocabulary})
     if (folder / _MADE_OF).is_file() and read_json(folder / _MADE_OF).get("fingerprint") == made_of:
         return Tokenizer.from_pretrained(folder)
     tokenizer = learn(BytePairTokenizer(vocab_size=vocabulary), [*train.source, *train.target])
     tokenizer.save(folder)
-    write_json(folder / _MADE_OF, {"fingerprint": made_of})  # last: it says that the others are whole
+    write_json(folder / _MADE_OF, {"fingerprint": made_of})  # last: it marks the others as complete
     return tokenizer
 
 
@@ -75,10 +75,10 @@ def _from_files(folder: Path, split: str, settings: TranslationSubject) -> Pairs
     if len(source) != len(target):
         raise UserError(
             f"{folder}/{split} has {len(source)} lines of {settings.source} and {len(target)} of {settings.target}: "
-            "give files whose lines translate each other"
+            "give files with corresponding lines"
         )
     if not any(map(str.strip, source)):
-        raise UserError(f"{folder}/{split}.{settings.source} has no sentence in it: give a file with one per line")
+        raise UserError(f"{folder}/{split}.{settings.source} contains no sentence: give a file with one per line")
     return Pairs(source, target)
 
 
@@ -96,7 +96,7 @@ def _lines(path: Path) -> list[str]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = data.decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): fetch it again") from None
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): download it again") from None
     return [line.strip() for line in lines]
 
 
@@ -106,7 +106,7 @@ def _without_blanks(pairs: Pairs) -> Pairs:
 
 
 def _from_resource(settings: TranslationSubject, folder: Path) -> Splits:
-    """Of a table with a language in each of its first two columns, as its name says (``…-en-es``)."""
+    """Read a table with a language in each of its first two columns, as in its name (``…-en-es``)."""
     resource = RESOURCES[settings.path]
     languages = resource.name.split("-")[-2:]
     if resource.kind != "pairs" or {settings.source, settings.target} != set(languages):
@@ -128,7 +128,7 @@ def _from_resource(settings: TranslationSubject, folder: Path) -> Splits:
 
 
 def _split(pairs: list[tuple[str, str]], share: float) -> dict[str, list[tuple[str, str]]]:
-    """By the hash of the first sentence; the other sentence of a held-out pair is in no earlier split."""
+    """Split by the hash of the first sentence; no held-out second sentence occurs in an earlier split."""
     splits: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
     for pair in pairs:
         place = int.from_bytes(blake2b(pair[0].encode(), digest_size=8).digest(), "little") / 2**64

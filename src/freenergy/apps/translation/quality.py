@@ -1,4 +1,4 @@
-"""How good translations are beside their references: BLEU, chrF and ROUGE, as others compute them.
+"""Quality of translations against references: BLEU and chrF by sacrebleu, and ROUGE.
 
     BLEU = BP · exp(¼ Σ_n log p_n),   chrF = F_2 of character n-grams,   ROUGE = mean over sentences of F_1, percent
 
@@ -25,7 +25,7 @@ _WORD = re.compile(r"\w+")
 
 @final
 class UnicodeWords:
-    """Lower-case words of letters and digits in any alphabet."""
+    """Splits into lower-case words of letters and digits in any alphabet."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words of a text."""
@@ -33,17 +33,17 @@ class UnicodeWords:
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Statistics:
-    """Of every sentence, what BLEU sums."""
+    """Return the sufficient statistics of BLEU per sentence."""
     return _of_metric(_bleu(language), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Statistics:
-    """Of every sentence, what chrF sums."""
+    """Return the sufficient statistics of chrF per sentence."""
     return _of_metric(_chrf(), hypotheses, references)
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Statistics]:
-    """ROUGE-1, -2 and -L of every sentence."""
+    """Return ROUGE-1, -2 and -L per sentence."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
@@ -55,7 +55,7 @@ def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Sta
 
 
 def by_words(references: Sequence[str], lengths: Sequence[int]) -> dict[str, list[int]]:
-    """Numbers of the sentences whose references have so many words, by "[0, 12)", …, "[18, ∞)"; no empty ones."""
+    """Group sentence numbers by the words of the reference, as in "[0, 12)", …, "[18, ∞)"; without empty groups."""
     words = [len(reference.split()) for reference in references]
     ends = [0, *lengths, None]
     found = {}
@@ -67,7 +67,7 @@ def by_words(references: Sequence[str], lengths: Sequence[int]) -> dict[str, lis
 
 
 def sacrebleu_scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, dict[str, Any]]:
-    """BLEU and chrF with sacrebleu's bootstrap interval and its signature, for the record."""
+    """Return BLEU and chrF with sacrebleu's bootstrap interval and signature."""
     found = {}
     for name, metric in (("BLEU", _bleu(language)), ("chrF", _chrf())):
         score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=RESAMPLES)
@@ -84,13 +84,13 @@ def sacrebleu_scores(hypotheses: Sequence[str], references: Sequence[str], langu
 def paired_tests(
     ours: Sequence[Sequence[str]], others: Sequence[Sequence[str]], references: Sequence[str], language: str
 ) -> dict[str, Measurement]:
-    """sacrebleu's p-values of the difference in BLEU: by paired bootstrap, by approximate randomisation.
+    """Return sacrebleu's p-values of the difference in BLEU: paired bootstrap, approximate randomisation.
 
     The outputs of all seeds are tested as one corpus with the references repeated: a unit is one translation of one
     sentence by one network. That says whether these networks differ, on sentences like these; not whether others would.
     Where all outputs are equal p is 1; sacrebleu would call no difference a sure one.
     """
-    _bleu(language)  # says what is missing
+    _bleu(language)  # raises if a package is missing
     from sacrebleu.significance import PairedTest
 
     systems: list[tuple[str, Sequence[str]]] = [
@@ -107,7 +107,7 @@ def paired_tests(
 
 
 def _of_metric(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Statistics:
-    # these two methods are what sacrebleu's own resampling stands on
+    # sacrebleu's own resampling uses these two methods
     values = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
     return Statistics(
         np.array(values, dtype=np.float64), lambda total: float(metric._compute_score_from_stats(total.tolist()).score)

@@ -6,7 +6,7 @@ s_i is what sentence i adds: for BLEU its n-grams, those of them that match, and
 one. r runs over seeds: a sentence stands with its translations by all the networks of a system, so f is the score of
 their outputs put together. A resample draws N of the N sentences with replacement, with all that belongs to each, for
 both systems alike (Koehn 2004); quantiles as in ``evaluation.bootstrap``. That interval is about other sentences, for
-these networks. How other seeds would do is told by the experiment's own interval over seeds.
+these networks. The variation between seeds is in the experiment's own interval over seeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from freenergy.core.rng import Rng
 from freenergy.evaluation.bootstrap import FEWEST, ends_of
 from freenergy.evaluation.perplexity import Measurement
 
-RESAMPLES = 1000  # as sacrebleu takes
+RESAMPLES = 1000  # sacrebleu's default
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
-    """s of each of N sentences, and f."""
+    """The statistics s of N sentences, and the score f of their sum."""
 
     values: Float[np.ndarray, "N d"]
     score: Callable[[np.ndarray], float]
@@ -36,16 +36,16 @@ class Statistics:
 
     @property
     def value(self) -> float:
-        """f of the sum."""
+        """The score of the corpus."""
         return self.score(self.values.sum(0))
 
     def only(self, rows: Sequence[int]) -> "Statistics":
-        """Of some of the sentences."""
+        """Select some of the sentences."""
         return Statistics(self.values[list(rows)], self.score)
 
     @staticmethod
     def together(parts: "Sequence[Statistics]") -> "Statistics":
-        """Return the same sentences in several corpora: what each adds to all of them."""
+        """Pool several corpora of the same sentences: per sentence the sum over corpora."""
         return Statistics(np.sum([part.values for part in parts], axis=0), parts[0].score)
 
 
@@ -57,7 +57,7 @@ def ratio_of(amount: Float[np.ndarray, " N"], count: Float[np.ndarray, " N"], ti
 def difference(
     ours: Sequence[Statistics], others: Sequence[Statistics], rng: Rng, resamples: int = RESAMPLES
 ) -> Measurement:
-    """ours − others over all seeds, with the 95 % interval over sentences; none where there are too few of these."""
+    """Return ours − others over all seeds, with the 95 % interval over sentences; none if there are too few."""
     a, b = Statistics.together(ours), Statistics.together(others)
     gap, N = a.value - b.value, len(a)
     if N < FEWEST:

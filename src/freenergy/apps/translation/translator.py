@@ -7,8 +7,8 @@ cut after L tokens. As in E-ARM (appendix C) the length of a draw depends on its
 
     L = min(length, 2·S + 10, places that the network has)
 
-Any encoder–decoder of transformers does; ``build`` makes a BART with fresh weights. Padding is told by masks alone, so
-no token of the vocabulary is spent on it.
+Any encoder–decoder of transformers does; ``build`` makes a BART with fresh weights. Padding is defined by masks alone,
+so no token of the vocabulary is spent on it.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.causal import inference
 
-_TIMES, _MORE = 2, 10  # a draw has at most so many tokens for one of the source, and so many besides
+_TIMES, _MORE = 2, 10  # a draw has at most _TIMES · source length + _MORE tokens
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Sentences to translate, each with its EOS; what a translator is given."""
+    """Sentences to translate, each with its EOS: the input of a translator."""
 
     tokens: Int[Tensor, "rows S"]
     mask: Bool[Tensor, "rows S"]
@@ -39,7 +39,7 @@ class Source:
         return Source(self.tokens.to(device), self.mask.to(device))
 
     def repeated(self, times: int) -> "Source":
-        """Return every sentence ``times`` times in a row."""
+        """Repeat every sentence ``times`` times."""
         return Source(self.tokens.repeat_interleave(times, 0), self.mask.repeat_interleave(times, 0))
 
 
@@ -51,7 +51,7 @@ class Translator:
         start = getattr(model.config, "decoder_start_token_id", None)
         if not model.config.is_encoder_decoder or not isinstance(start, int):
             raise UserError(
-                f"a {type(model).__name__} is no encoder–decoder that says how a translation starts: give a model "
+                f"a {type(model).__name__} is not an encoder–decoder with a start token: give a model "
                 "of AutoModelForSeq2SeqLM with decoder_start_token_id in its config"
             )
         self.model: Any = model
@@ -59,7 +59,7 @@ class Translator:
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The module that is trained."""
         module: nn.Module = self.model
         return module
 
@@ -69,7 +69,7 @@ class Translator:
         return int(self.model.config.vocab_size)
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
-        """At place t the logits of token t, given the source and tokens 0 … t − 1."""
+        """Return at position t the logits of token t, given the source and tokens 0 … t − 1."""
         given, tokens = given.to(self.model.device), tokens.to(self.model.device)
         out = self.model(
             input_ids=given.tokens,
@@ -83,21 +83,21 @@ class Translator:
     def draw(
         self, given: Any, known: Int[Tensor, "rows P"], length: int, rng: Rng
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """At most L tokens after the known ones, drawn from q, and which of them count: those up to EOS, with it."""
+        """Draw at most L tokens after the known ones from q; returns them and their mask, up to and including EOS."""
         given, known = given.to(self.model.device), known.to(self.model.device)
-        most = self.longest(given, length, known.shape[1])
-        ended, streams = (known == self.eos).any(1), rng.rows(len(known), 1, int(most.max()))
+        limit = self.longest(given, length, known.shape[1])
+        ended, streams = (known == self.eos).any(1), rng.rows(len(known), 1, int(limit.max()))
         end = torch.full((len(known), 1, self.vocab_size), -torch.inf, dtype=self.model.dtype, device=known.device)
         end[:, :, self.eos] = 0.0  # what a row draws that has ended
         read, left, tokens, mask = self._started(known), torch.arange(len(known), device=known.device), [], []
         with inference(self.model), torch.no_grad():
             reader = _Reader(self.model, given)
-            for place in range(int(most.max())):
+            for place in range(int(limit.max())):
                 logits = end.index_copy(0, left, reader.read(read))
                 drawn = torch.where(ended, self.eos, streams.categorical(logits)[:, 0])
                 tokens.append(drawn)
                 mask.append(~ended)
-                ended = ended | (drawn == self.eos) | (place + 1 >= most)
+                ended = ended | (drawn == self.eos) | (place + 1 >= limit)
                 if ended.all():
                     break
                 going = (~ended[left]).nonzero().squeeze(1)
@@ -107,13 +107,13 @@ class Translator:
         return torch.stack(tokens, 1), torch.stack(mask, 1)
 
     def decode(self, given: Source, length: int, *, beams: int) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
-        """The likeliest translation that a search with so many beams finds (1 is greedy), in the form of a draw."""
+        """Return the best translation of a beam search (one beam is greedy), in the form of a draw."""
         given = given.to(self.model.device)
         settings = GenerationConfig(
             max_new_tokens=int(self.longest(given, length).max()),
             num_beams=beams,
             do_sample=False,
-            # True would stop at so many ends of any quality, and find worse strings than a greedy search
+            # True would stop at the first finished beams of any quality, and find worse strings than greedy search
             early_stopping=False if beams > 1 else None,
             eos_token_id=self.eos,
             pad_token_id=self.eos,
@@ -143,7 +143,7 @@ class Translator:
 
 @final
 class _Reader:
-    """The decoder in the middle of some rows, whose sources it has read; rows can be let go."""
+    """The decoder state of some rows, whose sources are encoded; rows can be dropped."""
 
     def __init__(self, model: Any, given: Source) -> None:
         self.model, self.mask = model, given.mask.long()
@@ -182,7 +182,7 @@ def build(
     places: int,
     rng: Rng,
 ) -> Translator:
-    """A BART with fresh weights, one embedding for both languages and the output; so many layers on either side."""
+    """Build a BART with fresh weights and one embedding for both languages and the output."""
     config = BartConfig(
         vocab_size=vocab_size,
         d_model=width,
