@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from safetensors import SafetensorError
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
@@ -37,7 +38,7 @@ from freenergy.energies.saving import (
     saved,
     without_head,
 )
-from freenergy.energies.settings import BuildInputs, Fit, Over, Pool, check_dropout
+from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
 from freenergy.energies.trunk import States, Trunk, readable
 from freenergy.lm.load import locate_model
 from freenergy.lm.presets import preset, set_dropout
@@ -74,9 +75,8 @@ class BitEnergy(Int8Settings):
             raise UserError(
                 f'start is "{self.start}" and encoder {self.encoder!r}: an encoder goes with "encoder" alone'
             )
-        check_dropout(self.dropout)
-        if not 0 < self.mask_share < 1:
-            raise UserError(f"mask_share is {self.mask_share}: set it above 0 and below 1")
+        check_range(self, "dropout", at_least=0, below=1)
+        check_range(self, "mask_share", above=0, below=1)
 
     def build(self, inputs: BuildInputs) -> "Bit":
         """Start as the encoder, as a copy of the base, or as a network that has learned to fill masks."""

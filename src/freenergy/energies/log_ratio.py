@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
@@ -25,7 +26,7 @@ from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.module import EnergyModule
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
-from freenergy.energies.settings import BuildInputs, EnergySettings, Fit, Over, Pool, check_dropout
+from freenergy.energies.settings import BuildInputs, EnergySettings, Fit, Over, Pool
 from freenergy.energies.trunk import States, Trunk, readable
 from freenergy.lm.presets import set_dropout
 from freenergy.lm.stepping import sum_tokens
@@ -50,7 +51,7 @@ class LogRatioEnergy(EnergySettings):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check_dropout(self.dropout)
+        check_range(self, "dropout", at_least=0, below=1)
         if not math.isfinite(self.alpha):
             raise UserError(f"alpha is {self.alpha}: set it to a number, such as 0.25")
 

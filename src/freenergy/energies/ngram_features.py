@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint
 from freenergy.core.roles import LanguageModel
@@ -55,10 +56,8 @@ class NgramEnergy(EnergySettings):
     lexicon: int = 256  # the most frequent tokens of the training text, which have a weight each
 
     def __post_init__(self) -> None:
-        if not 1 <= self.order <= 8:
-            raise UserError(f"order is {self.order}: set it to at least 1 and at most 8")
-        if self.lexicon < 0:
-            raise UserError(f"lexicon is {self.lexicon}: set it to 0 or more tokens that have a weight each")
+        check_range(self, "order", at_least=1, at_most=8)
+        check_range(self, "lexicon", at_least=0, hint=" tokens that have a weight each")
         if len(set(self.skips)) < len(self.skips) or any(not 1 <= skip <= 16 for skip in self.skips):
             raise UserError(f"skips is {list(self.skips)}: give different numbers from 1 to 16, or none")
 

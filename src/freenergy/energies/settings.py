@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
-from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
@@ -125,9 +124,3 @@ class EnergySettings(ABC):
     def num_features(self, base: "Shape | None") -> int:
         """Return how many numbers per string a linear energy reads from disk."""
         return 0
-
-
-def check_dropout(dropout: float) -> None:
-    """Refuse a probability outside [0, 1)."""
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout is {dropout}: set it to at least 0 and below 1")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.core.soft import Soft
@@ -21,7 +22,7 @@ from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
-from freenergy.energies.settings import BuildInputs, Fit, Over, Pool, check_dropout
+from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
 from freenergy.energies.trunk import Trunk, readable
 from freenergy.lm.presets import set_dropout
 
@@ -44,7 +45,7 @@ class UnitEnergy(Int8Settings):
     int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
 
     def __post_init__(self) -> None:
-        check_dropout(self.dropout)
+        check_range(self, "dropout", at_least=0, below=1)
 
     def build(self, inputs: BuildInputs) -> "Unit":
         """Start as a copy of the base."""

@@ -33,13 +33,13 @@ def locate_model(name: str, progress: Progress = _SILENT) -> Path:
     return folder
 
 
-def open_base(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
+def load_lm(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     """Return the language model that a run's ``base`` stage has left in ``folder``."""
     with corruption_as_user_error(folder, "run the base stage again"):
-        return _opened(folder, tokenizer)
+        return _loaded(folder, tokenizer)
 
 
-def _opened(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
+def _loaded(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     record = read_json(folder / RECORD)
     kind = record.get("kind")
     if kind not in LANGUAGE_MODELS:
@@ -50,8 +50,8 @@ def _opened(folder: Path, tokenizer: Tokenizer) -> LanguageModel:
     return found.read(folder, record, tokenizer)
 
 
-def save_base(lm: LanguageModel, folder: Path) -> None:
-    """Write a language model so that ``open_base`` finds it in ``folder``; of a served one only its address."""
+def save_lm(lm: LanguageModel, folder: Path) -> None:
+    """Write a language model so that ``load_lm`` finds it in ``folder``; of a served one only its address."""
     if not isinstance(lm, PersistentLM):
         known = ", ".join(name.partition(":")[2] for name in LANGUAGE_MODELS.values())
         raise UserError(f"a base of class {type(lm).__name__} cannot be saved: save one of {known}")

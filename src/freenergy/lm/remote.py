@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, Draws, Truncation
@@ -96,9 +97,7 @@ class RemoteLM:
         object.__setattr__(self, "scoring", Scoring(server=server, vocab_size=self.vocab_size, eos=self.eos))
         if not 0 <= self.eos < self.vocab_size:
             raise UserError(f"EOS is {self.eos} in a vocabulary of {self.vocab_size}: give the tokenizer's own numbers")
-        for name in ("batch", "parallel", "most_log_probs", "attempts", "timeout_seconds"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}: set it above 0")
+        check_range(self, "batch", "parallel", "most_log_probs", "attempts", "timeout_seconds", above=0)
 
     def __repr__(self) -> str:
         return f"RemoteLM({self.server.shown!r}, model={self.model!r}, vocab_size={self.vocab_size}, eos={self.eos})"

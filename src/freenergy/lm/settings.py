@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 from urllib.parse import urlsplit
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 _LONGEST_NGRAM = 32
@@ -18,8 +19,7 @@ class NgramBase:
     order: int = 5
 
     def __post_init__(self) -> None:
-        if not 1 <= self.order <= _LONGEST_NGRAM:
-            raise UserError(f"order is {self.order}: set it to at least 1 and at most {_LONGEST_NGRAM}")
+        check_range(self, "order", at_least=1, at_most=_LONGEST_NGRAM)
 
 
 @final

@@ -8,7 +8,7 @@ from freenergy.core.files import file_hash
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.models.residual import no_energy
 from freenergy.recipes.load import load_run
 from freenergy.recipes.stages.energy import MODEL
@@ -33,7 +33,7 @@ def load(folder: str | Path) -> ResidualModel:
     run.finished("base")
     run.finished("energy")
     corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
-    lm = open_base(run.stage("base"), corpus.tokenizer)
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
     energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
     return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, max_context=corpus.prefix)
 
@@ -43,7 +43,7 @@ def load_base(folder: str | Path) -> Base:
     run = load_run(folder)
     run.finished("base")
     tokenizer = Corpus.open(run.stage("corpus")).tokenizer
-    return Base(open_base(run.stage("base"), tokenizer), tokenizer)
+    return Base(load_lm(run.stage("base"), tokenizer), tokenizer)
 
 
 def load_or_base(folder: str | Path) -> ResidualModel:

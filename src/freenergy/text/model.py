@@ -25,7 +25,8 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.load import load_energy
-from freenergy.lm.load import open_base, save_base
+from freenergy.energies.module import Persistent
+from freenergy.lm.load import load_lm, save_lm
 from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token
 from freenergy.samplers.requests import drive
@@ -209,12 +210,11 @@ class ResidualModel:
         """
         if self.tokenizer is None:
             raise UserError("this residual model has no tokenizer: pass one to ResidualModel before saving it")
-        save_energy: Any = getattr(self.energy, "save_pretrained", None)
-        if save_energy is None:
+        if not isinstance(self.energy, Persistent):
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
         with atomic_write(overwritable_folder(folder, RECORD)) as aside:
-            save_base(self.base, aside)
-            save_energy(aside / "energy")
+            save_lm(self.base, aside)
+            self.energy.save_pretrained(aside / "energy")
             self.tokenizer.save(aside / "tokenizer")
             record = {
                 "kind": "joint",
@@ -236,7 +236,7 @@ class ResidualModel:
         record = read_json(folder / RECORD)
         if tokenizer.fingerprint != record.get("tokenizer"):
             raise UserError(f"the tokenizer in {folder} is not the one of the residual model: save it again")
-        base = open_base(folder, tokenizer)
+        base = load_lm(folder, tokenizer)
         energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
         space = None if record.get("space") is None else SequenceSpace(**record["space"])
         return cls(base, energy, tokenizer, space=space, max_context=record.get("room"))

@@ -14,7 +14,7 @@ from freenergy import HuggingFaceLM, NgramLM, Rng, Sequences, SequenceSpace, Tab
 from freenergy.core.errors import UserError
 from freenergy.core.roles import ANCESTRAL, LanguageModel
 from freenergy.corpus import Tokenizer
-from freenergy.lm.load import open_base, save_base
+from freenergy.lm.load import load_lm, save_lm
 from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
 from freenergy.testing import check_language_model
 from freenergy.testing.networks import tiny_network
@@ -74,8 +74,8 @@ def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
     """A served one comes back with its address and no key; it draws by a seed, and all others from the ``Rng``."""
     served = freenergy.RemoteLM(url="http://127.0.0.1:9/v1", vocab_size=V, eos=0, stops=(2,), api_key="secret")
     lm = {"ngram": ngram, "huggingface": lambda: tiny_network("GPTNeoX"), "remote": lambda: served}[kind]()
-    save_base(lm, tmp_path)
-    again = open_base(tmp_path, tokenizer())
+    save_lm(lm, tmp_path)
+    again = load_lm(tmp_path, tokenizer())
     assert type(again) is language_model_class(kind) is type(lm)
     assert lm.draws_here == (kind != "remote")
     if kind == "remote":
@@ -92,7 +92,7 @@ def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
 def test_a_record_that_says_too_little_is_one_sentence(record, words, tmp_path):
     (tmp_path / "base.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=f"base.json .*{words}: run the base stage again"):
-        open_base(tmp_path, tokenizer())
+        load_lm(tmp_path, tokenizer())
 
 
 @dataclass

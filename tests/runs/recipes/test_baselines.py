@@ -6,7 +6,7 @@ import torch
 import freenergy
 from freenergy import Corpus, HuggingFaceLM, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.recipes import load_run
 from freenergy.recipes.stages.baselines import baseline_records, open_baselines
 from freenergy.testing.runs import tiny_run
@@ -70,7 +70,7 @@ def test_every_kind_learns_and_is_opened_again(done):
     folder, results = done
     assert [result.name for result in results] == ["corpus", "base", "baselines"]
     this, (corpus, x) = load_run(folder), held_out(folder)
-    base = open_base(folder / "base", corpus.tokenizer)
+    base = load_lm(folder / "base", corpus.tokenizer)
     models = open_baselines(this, corpus)
     assert list(models) == NAMES
     kinds = [HuggingFaceLM, HuggingFaceLM, ResidualLM, ResidualLM, ResidualLM]
@@ -120,7 +120,7 @@ def test_a_base_of_counts_has_a_local_counterpart(write_recipe, tmp_path):
     path = write_recipe(tmp_path, '[[baselines]]\nkind = "local"\norder = 3\nwindows = 10\n', base="counts")
     list(run(load_recipe(str(path)), tmp_path / "out", stage="baselines"))
     corpus, x = held_out(tmp_path / "out")
-    base = open_base(tmp_path / "out" / "base", corpus.tokenizer)
+    base = load_lm(tmp_path / "out" / "base", corpus.tokenizer)
     local = open_baselines(load_run(tmp_path / "out"), corpus)["local"]
     assert local.log_prob(x).mean() > base.log_prob(x).mean() + 0.05
     for baseline in ('{kind="longer"}', '{kind="ralm"}', '{kind="local", features="probe"}', '{kind="balm"}'):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from freenergy import Corpus, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.recipes.stages.distil import distil
 from freenergy.testing.runs import tiny_run
 from freenergy.training.settings import Optimisation
@@ -106,7 +106,7 @@ def test_the_folder_is_a_checkpoint(finished, distilled, write_recipe, tmp_path)
     assert evaluation.summary["base"]["perplexity"]["token"] == pytest.approx(
         told["perplexity"]["distilled"]["perplexity"]
     )
-    lm = open_base(finished / "base", corpus.tokenizer)
+    lm = load_lm(finished / "base", corpus.tokenizer)
     x = corpus.windows("test").continuations([0, 1])
     ids = x.joined().tokens
     with torch.no_grad():

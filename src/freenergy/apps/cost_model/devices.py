@@ -6,11 +6,11 @@ Operations and sending overlap at best, so the slower of the two is reported. Ut
 device of the kind says; it is an assumption wherever none has been made.
 """
 
-import math
 from dataclasses import dataclass
 from typing import final
 
 from freenergy.apps.cost_model.stages import Cost
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 
@@ -22,16 +22,13 @@ class Devices:
     count: int = 1
     peak: float = 1.8e11  # FLOP/s of one device
     utilisation: float = 0.5  # share of the peak that is reached
-    bandwidth: float = 1e10  # bytes a second that a device sends to another
+    bandwidth: float = 1e10  # bytes per second that a device sends to another
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise UserError(f"devices is {self.count}: set it to 1 or more")
-        for name in ("peak", "bandwidth"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}: set it above 0")
-        if not 0 < self.utilisation <= 1:
-            raise UserError(f"utilisation is {self.utilisation}: set it above 0 and at most 1")
+        check_range(self, "peak", "bandwidth", above=0)
+        check_range(self, "utilisation", above=0, at_most=1)
 
     def hours(self, cost: Cost) -> float:
         """Return how long a stage takes."""

@@ -11,7 +11,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Corpus
-from freenergy.lm.load import RECORD, locate_model, open_base
+from freenergy.lm.load import RECORD, load_lm, locate_model
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.runs.run import Plan, Stage
@@ -142,7 +142,7 @@ def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
     settings = {key: value for key, value in asdict(remote).items() if key != "kind"}
     record = {"kind": "remote", "settings": settings, "fingerprint": fingerprint(settings)}
     write_json(folder / RECORD, record)
-    lm = open_base(folder, corpus.tokenizer)
+    lm = load_lm(folder, corpus.tokenizer)
     space = SequenceSpace(vocab_size=corpus.tokenizer.vocab_size, length=1)
     draw = lm.sample(Sequences.from_lists([[corpus.tokenizer.eos]]), 1, space, Rng(0))
     lm.log_prob(draw.x)

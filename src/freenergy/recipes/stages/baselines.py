@@ -11,7 +11,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
 from freenergy.runs.run import Plan, Stage
@@ -76,7 +76,7 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     from freenergy.training.baselines.making import make_baseline
 
     corpus = Corpus.open(run.stage("corpus"))
-    base = open_base(run.stage("base"), corpus.tokenizer)
+    base = load_lm(run.stage("base"), corpus.tokenizer)
     records = {}
     for settings in run.recipe.baselines:
         rng, name = Rng(run.recipe.seed).child("baselines", settings.name), settings.name
@@ -91,7 +91,7 @@ def open_baselines(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]
     from freenergy.training.baselines.making import open_baseline
 
     run.finished("baselines")
-    base = open_base(run.stage("base"), corpus.tokenizer)
+    base = load_lm(run.stage("base"), corpus.tokenizer)
     folder = run.stage("baselines")
     return {each.name: open_baseline(each, base, folder / each.name) for each in run.recipe.baselines}
 

@@ -12,7 +12,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.given_text import measured_windows
@@ -36,7 +36,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
-    lm = open_base(run.stage("base"), corpus.tokenizer)
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
     num = settings.certified_windows
     draw_candidates(Opened(run, corpus, lm), folder, num, _identity(run, corpus), progress)
     windows = min(num, len(corpus.windows(settings.split)))

@@ -16,7 +16,7 @@ from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.load import load_energy
 from freenergy.energies.settings import EnergySettings
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.models.residual import Residual
 from freenergy.noise.settings import NegativeSettings
 from freenergy.noise.store import NegativeStore
@@ -64,7 +64,7 @@ def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Pr
     from freenergy.training.fitting import train_energy
 
     corpus = Corpus.open(run.stage("corpus"))
-    lm = open_base(run.stage("base"), corpus.tokenizer)
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
     stored = {split: _stored(run, corpus, split) for split in stored_splits(run)}
     law = _law(run.recipe.negatives, lm, corpus)
     train = stored.get("train") or FreshContrast(
@@ -87,7 +87,7 @@ def _law(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> "Nois
     """The law of the training negatives, where it is not the base's own but known; a server does not give it."""
     from freenergy.training.noise_law import NoiseLaw
 
-    if settings.is_base or settings.is_relative or type(lm).__name__ == "RemoteLM":
+    if settings.is_base or settings.is_relative or not lm.draws_here:
         return None
     return NoiseLaw(make_noise(settings, lm, corpus), lm)
 

@@ -23,7 +23,7 @@ from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import Subject
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.noise.store import Identity, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
@@ -120,7 +120,7 @@ def _measured(
     about += [this.finished("baselines")["key"]] if question.baselines else []
     folder = this.folder / "evaluations" / fingerprint(about)
     if not (folder / SUMMARY).is_file():
-        opened = Opened(this, corpus, open_base(this.stage("base"), corpus.tokenizer))
+        opened = Opened(this, corpus, load_lm(this.stage("base"), corpus.tokenizer))
         draws = this.folder / "evaluations" / f"draws-{draws_mark}"
         draw_candidates(opened, draws, num, identity, progress)
         arguments = folder.name, draws.name, identity, question.baselines

@@ -15,7 +15,7 @@ from freenergy.energies.load import load_energy
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import JointSubject, Subject, measure
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
@@ -33,7 +33,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
-    lm = open_base(run.stage("base"), corpus.tokenizer)
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
     summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
     write_json(folder / SUMMARY, summary)
     return summary

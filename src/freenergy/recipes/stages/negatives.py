@@ -14,7 +14,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import ANCESTRAL, LanguageModel, Noise, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
-from freenergy.lm.load import RECORD, open_base
+from freenergy.lm.load import RECORD, load_lm
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
@@ -46,7 +46,7 @@ def _mark(model: str) -> str:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
-    lm = open_base(run.stage("base"), corpus.tokenizer)
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
     if settings.is_relative:
         progress.say(
@@ -149,11 +149,12 @@ def _part(settings: BaseNegatives | InfilledNegatives | LearnedNegatives, lm: La
 def _learned(settings: LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> Noise:
     """A copy of the base's network, without dropout: what is drawn must have the law that is scored."""
     from freenergy.energies.saving import copied
+    from freenergy.lm.activations import NetworkLM
     from freenergy.lm.huggingface import HuggingFaceLM
     from freenergy.lm.presets import set_dropout
     from freenergy.noise.learned import Learned
 
-    if not isinstance(lm, HuggingFaceLM):
+    if not isinstance(lm, NetworkLM):
         raise UserError(
             f"a learned noise starts as a copy of the base's network, but the base is {type(lm).__name__}: take a base "
             "that is a transformer, or other negatives"

@@ -13,7 +13,7 @@ from freenergy.core.files import fingerprint, host
 from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import ShardJob, ShardMaker
 from freenergy.corpus import Corpus
-from freenergy.lm.load import open_base
+from freenergy.lm.load import load_lm
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
 
@@ -58,4 +58,4 @@ def _models(folder: Path, base: tuple[str, str]) -> tuple[Corpus, LanguageModel]
     """``base`` names what is there now."""
     run = load_run(folder)
     corpus = Corpus.open(run.stage("corpus"))
-    return corpus, open_base(run.stage("base"), corpus.tokenizer)
+    return corpus, load_lm(run.stage("base"), corpus.tokenizer)
