@@ -63,7 +63,6 @@ def walk(begin, recipe, folder, seen, is_chosen):
         failures += 1
 
 
-@pytest.mark.slow
 def test_some_writes_fail(begin, recipes, whole, ends_as, tmp_path):
     whole("counted")
     failures = walk(begin, recipes["counted"], tmp_path / "out", tmp_path / "seen", lambda number: number % 40 == 5)
@@ -87,7 +86,6 @@ def full_disk(folder, room):
     mount("-t", "tmpfs", "-o", f"size={room // 1024}k", "tmpfs", folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("room", [8 << 10, pytest.param(200 << 10, marks=pytest.mark.faults), 600 << 10])
 def test_a_small_file_system(begin, recipes, whole, can_mount, tmp_path, room):
     """The system itself refuses, at whatever write comes then."""

@@ -4,8 +4,6 @@ import os
 import signal
 import time
 
-import pytest
-
 from children import sentence
 
 
@@ -16,7 +14,6 @@ def refused(result):
     return sentence(err)
 
 
-@pytest.mark.slow
 def test_places_that_cannot_be_written(begin, recipes, whole, tmp_path):
     whole("counted")
     (tmp_path / "file").write_text("mine")
@@ -27,13 +24,11 @@ def test_places_that_cannot_be_written(begin, recipes, whole, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_a_name_that_no_disk_takes(begin, whole):
     whole("counted")
     assert "name too long" in refused(begin("sample", "a" * 5000, "--num", 1).wait())
 
 
-@pytest.mark.slow
 def test_the_second_of_two_runs_refuses_and_the_first_is_not_disturbed(begin, recipes, whole, ends_as, tmp_path):
     out = tmp_path / "out"
     whole("counted")
@@ -51,7 +46,6 @@ def test_the_second_of_two_runs_refuses_and_the_first_is_not_disturbed(begin, re
     ends_as(out, "counted")
 
 
-@pytest.mark.slow
 def test_a_lock_that_a_killed_run_left_blocks_nobody(begin, recipes, whole, tmp_path):
     whole("counted")
     first = begin("run", recipes["counted"], "--out", tmp_path, "--stage", "corpus")
@@ -72,7 +66,6 @@ def read_only(folder):
     mount("-o", "remount,bind,ro", folder)
 
 
-@pytest.mark.slow
 def test_a_read_only_folder(begin, recipes, copy, can_mount):
     """A finished run can be read there, and nothing else."""
     folder = copy("counted")

@@ -31,7 +31,6 @@ def check(world, first, count):
     return found["counts"]
 
 
-@pytest.mark.slow
 def test_a_hundred_inputs(world):
     counts = check(world, 0, 100)
     kinds = {"recipe", "set", "experiment", "text", "lists", "prefixes", "run"}

@@ -42,7 +42,6 @@ def stop_often(begin, recipe, folder, stages, *more):
     return words
 
 
-@pytest.mark.slow
 def test_stopped_twice(begin, recipes, whole, ends_as, tmp_path):
     whole("counted")
     assert stop_often(begin, recipes["counted"], tmp_path / "cut", ["corpus", "evaluation"], "--json") == 2

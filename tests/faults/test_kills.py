@@ -38,7 +38,6 @@ def kill_often(begin, recipe, folder, moments, seconds):
     return hits
 
 
-@pytest.mark.slow
 def test_three_kills(begin, recipes, whole, ends_as, tmp_path):
     moments = [("corpus", 0.5), ("negatives", 0.3), ("evaluation", 0.6)]
     assert kill_often(begin, recipes["counted"], tmp_path / "cut", moments, durations(whole("counted"))) == 3

@@ -85,7 +85,6 @@ def is_harmless(kept, torn):
     return False
 
 
-@pytest.mark.slow
 def test_a_few_torn_files(begin, recipes, whole, tmp_path):
     cases = [(name, how) for name in artefacts(whole("counted")) for how in ("half", "empty", "bit")]
     check(begin, recipes["counted"], whole("counted"), random.Random(2).sample(cases, 5), tmp_path)

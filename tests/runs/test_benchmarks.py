@@ -54,7 +54,6 @@ def test_a_ratio_is_a_median_of_ratios_within_rounds():
     assert measuring.share(60.0, times["ours"], [100.0, 10.0, 120.0]) == pytest.approx(0.6)
 
 
-@pytest.mark.slow
 def test_memory_is_seen_and_what_was_there_before_is_not(tmp_path):
     script = tmp_path / "grows.py"
     script.write_text(
@@ -168,7 +167,6 @@ def benchmarks(tmp_path):
     return run
 
 
-@pytest.mark.slow
 def test_a_run_from_end_to_end(benchmarks, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- written by make bench -->\nold\n<!-- end -->\nafter\n")
@@ -188,7 +186,6 @@ def test_a_run_from_end_to_end(benchmarks, tmp_path):
     assert "<svg" in (tmp_path / "results" / "cost.svg").read_text()
 
 
-@pytest.mark.slow
 def test_a_run_that_fell(benchmarks, tmp_path):
     done = benchmarks(1.5, "--out", tmp_path / "new" / "results")
     assert done.returncode == 1
@@ -200,7 +197,6 @@ def test_a_run_that_fell(benchmarks, tmp_path):
     assert json.loads((tmp_path / "results" / "fake.json").read_text())["rows"][0]["ratio"] == 4.0  # not touched
 
 
-@pytest.mark.slow
 def test_a_stopped_run_keeps_its_cases_and_goes_on(benchmarks, tmp_path):
     out = tmp_path / "new" / "results"
     done = benchmarks(0, "--out", out)

@@ -21,7 +21,6 @@ def example(name, *options):
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_resampling_finds_right_sums():
     """n = 16 is better than n = 1 by more than two errors; seeded, so it fails always or never on one machine.

@@ -103,7 +103,6 @@ def test_the_readme_s_two_commands_do_all_their_set_up():
         assert "-c constraints.txt" in steps
 
 
-@pytest.mark.slow
 def test_light_commands_run(small_demo):
     """The commands that need no network and no minutes, as commands."""
     freenergy = shutil.which("freenergy", path=str(Path(sys.executable).parent))

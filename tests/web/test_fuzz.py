@@ -13,7 +13,6 @@ from freenergy.web.settings import Limits, ServerSettings
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install schemathesis")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning"),  # schemathesis, not we
 ]
 TOKEN = "a-token-for-every-request"

@@ -21,7 +21,6 @@ import pytest
 from freenergy import cli
 from freenergy.recipes.open_run import load_or_base
 
-pytestmark = pytest.mark.slow
 SECONDS = float(os.environ.get("FREENERGY_LOAD_SECONDS", "15"))
 CLIENTS, WARM_UP = 64, 0.25  # of the time
 QUESTIONS = [

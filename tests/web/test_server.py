@@ -487,11 +487,7 @@ def test_a_remote_model_scores_as_the_local_one(remote, joint):
 @pytest.mark.parametrize("eos", [256, None], ids=["ended", "fixed"])
 @pytest.mark.parametrize(
     "truncation",
-    [Truncation(top_k=4)]
-    + [
-        pytest.param(truncation, marks=pytest.mark.slow)
-        for truncation in (Truncation(), Truncation(temperature=0.7, top_k=5), Truncation(top_p=0.9))
-    ],
+    [Truncation(), Truncation(top_k=4), Truncation(temperature=0.7, top_k=5), Truncation(top_p=0.9)],
     ids=str,
 )
 def test_a_remote_model_draws_from_the_local_law(remote, joint, eos, truncation):
@@ -513,7 +509,6 @@ def test_a_remote_model_draws_from_the_local_law(remote, joint, eos, truncation)
         assert all(x[-1] == 256 or len(x) == 8 for row in draws.x.lists() for x in row)
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_remote_law_has_the_right_mean(remote, joint):
     """First tokens of 400 draws; a mean more than 5 standard errors off happens once in 1.7 million."""

@@ -112,7 +112,6 @@ def test_the_command_line_tells_it(call):
     assert "Traceback" not in err
 
 
-@pytest.mark.slow
 def test_a_real_run_costs_what_was_said(tmp_path):
     """Within 25 %, of operations and of files; three sizes are in docs/scaling.md."""
     spec = importlib.util.spec_from_file_location("scaling", BENCHMARKS / "scaling.py")

@@ -23,8 +23,6 @@ from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def folder(tmp_path):

@@ -40,7 +40,6 @@ def bounds(p, num):
 
 
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_without_a_preference_it_seldom_rejects(make_study, tmp_path):
     """With votes dropped by attention checks, too: that is what makes ties."""
     _, high = bounds(LEVEL, 60)
@@ -50,7 +49,6 @@ def test_without_a_preference_it_seldom_rejects(make_study, tmp_path):
 
 
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_the_power_is_what_the_binomial_says(make_study, tmp_path, monkeypatch):
     p, how = 0.75, {"preference": 0.75, "attention": 1.0}
     low, high = bounds(power(p**3 + 3 * p**2 * (1 - p), 12), 50)

@@ -24,7 +24,6 @@ from freenergy.web.security import loopback_hosts
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER), reason="no browser here: apt-get install chromium chromium-driver to see the page"
     ),

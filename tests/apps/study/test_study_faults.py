@@ -17,7 +17,6 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'fr
 
 from freenergy.apps.study import Item, Store, Study, StudySettings, summarise
 
-pytestmark = pytest.mark.slow
 PAIRS, RATERS, KILLS = 36, 8, 2
 SERVE = "from freenergy.cli.study import study_app; study_app()"
 

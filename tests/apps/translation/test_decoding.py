@@ -12,8 +12,6 @@ from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.testing import branches
 
-pytestmark = pytest.mark.slow
-
 EOS = 0
 SOURCE = [2, 1, 3, EOS]
 

@@ -21,8 +21,6 @@ from freenergy.training.loop import fit
 from freenergy.training.settings import Optimisation
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
-pytestmark = pytest.mark.slow
-
 COLUMNS = [
     "BLEU greedy", "BLEU beam 2", "chrF beam 2", "ROUGE-1", "ROUGE-2", "ROUGE-L", "BLEU [0, 6)", "BLEU [6, ∞)",
     "BLEU sampled", "BLEU resampled 3", "BLEU highest of 3", "nats/token test", "nats/token after own words",

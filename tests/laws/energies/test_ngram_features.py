@@ -255,7 +255,6 @@ def test_what_cannot_be_is_said():
         energy()(Continuations.from_lists([[1]], [[[V]]]))
 
 
-@pytest.mark.slow
 def test_ten_thousand_continuations_take_seconds():
     rng = np.random.default_rng(0)
     stream = rng.zipf(1.3, 200_000) % 5000

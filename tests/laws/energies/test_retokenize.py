@@ -179,7 +179,6 @@ def test_a_tokenizer_without_a_frame_is_one_sentence(tmp_path):
         Crossing.from_folder(bytes_tokenizer(), tmp_path)
 
 
-@pytest.mark.slow
 def test_a_real_encoder(monkeypatch):
     """MiniLM, where the user's cache has it: starts at 0, and nothing of plain text is lost."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "freenergy"

@@ -58,7 +58,7 @@ def test_reading_agrees_with_a_plain_forward_pass(name, monkeypatch):
         torch.testing.assert_close(trace.log_p.sum(-1), lm.log_prob(x), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "llama")])
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("eos", [None, 0])
 @pytest.mark.parametrize("truncation", [Truncation(), Truncation(top_k=3)])
 def test_sampling_collects_what_reading_finds(name, eos, truncation, monkeypatch):

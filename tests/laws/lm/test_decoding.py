@@ -385,9 +385,7 @@ def fast_sampler(model, *, compiled=False, draw=sampling.sample, rows=1000):
     return sample
 
 
-@pytest.mark.parametrize(
-    "truncation", [ANCESTRAL, *(pytest.param(some, marks=pytest.mark.slow) for some in TRUNCATIONS[1:8])], ids=str
-)
+@pytest.mark.parametrize("truncation", TRUNCATIONS[:8], ids=str)
 @pytest.mark.parametrize("eos", [None, 0])
 def test_the_same_stream_gives_the_same_text(eos, truncation):
     """Token by token what the shared way draws, in chunks of any size, with its numbers."""

@@ -35,7 +35,6 @@ def candidates(strings, log_base, log_proposal, energy, **settings):
 @each_truncation
 @each_space
 @pytest.mark.parametrize("law", ["model", "restricted"])
-@pytest.mark.slow
 def test_weights_turn_the_proposal_into_the_target(make_world, truncation, eos, law):
     """Σ_x q(x) w(x) f(x) for every indicator f: P_LM e^{−E} where q > 0 (model), or q e^{−E} (restricted)."""
     world = make_world(eos=eos)
@@ -137,7 +136,6 @@ def test_contexts_do_not_share_what_was_read(world):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
-@pytest.mark.slow
 def test_how_many_at_once_changes_nothing(world, batch_size):
     contexts = Sequences.from_lists([[1], [2]])
     truncation = Truncation(temperature=1.2)
@@ -148,7 +146,6 @@ def test_how_many_at_once_changes_nothing(world, batch_size):
     assert torch.equal(parts.log_weight, whole.log_weight)
 
 
-@pytest.mark.slow
 def test_how_many_at_once_on_a_real_model(stories):
     """Rounding alone: log-probabilities within 1e-4, and at most one of 8 texts of 8 tokens may differ.
 

@@ -109,7 +109,6 @@ def test_the_last_position_needs_no_draws(space):
 
 @each_space
 @pytest.mark.parametrize("head", [[1], [1, 2]], ids=str)
-@pytest.mark.slow
 def test_every_stratum_is_unbiased(space, head):
     """E[Ẑ] = Z of the likeliest token and of the others, over every branch of two completions each."""
     wanted, log_z = conditional(space, head)
@@ -154,7 +153,6 @@ def test_the_error_is_the_derivative_times_the_noise():
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
-@pytest.mark.slow
 def test_the_error_is_the_spread_over_all_branches(top_k):
     """As energies flatten the delta method becomes exact: E[se²] = Var over every branch, to first order in them."""
     base, energy, m = TabularLM.random(Rng(5), vocab_size=2, order=1), Lookup(spread=1e-4), 2
@@ -332,7 +330,6 @@ def test_the_table_of_a_longer_head_is_that_of_the_whole_text():
         assert steps == pytest.approx(probability, abs=1e-12)
 
 
-@pytest.mark.slow
 def test_a_real_model_agrees_with_its_steps(story_model):
     """512 tokens, two positions: the last one summed over the vocabulary, the first against a sum over all endings."""
     lm, _ = story_model

@@ -181,7 +181,6 @@ print(growth(5000), growth(10**7), peak())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is read from Linux's /proc")
 def test_a_million_draws_stream():
     """Kilobytes at the peak beyond what was there before; the mutant keeps every draw, 8 MB and its sorting."""

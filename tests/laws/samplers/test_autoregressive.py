@@ -133,7 +133,6 @@ def emitted(sampler, space):
 @both_laws
 @both_spaces
 @small_cases
-@pytest.mark.slow
 def test_the_law_is_the_product_of_mean_ratios(law_, eos, length, completions):
     space = SequenceSpace(vocab_size=V, length=length, eos=eos)
     found = emitted(Autoregressive(top_k=2, completions=completions, law=law_), space)
@@ -147,7 +146,6 @@ def test_the_law_is_the_product_of_mean_ratios(law_, eos, length, completions):
     assert distance(found, world.exact()) > 1e-4
 
 
-@pytest.mark.slow
 def test_the_law_of_three_tokens():
     space = SequenceSpace(vocab_size=V, length=3, eos=0)
     found = emitted(Autoregressive(top_k=2, completions=1), space)
@@ -177,7 +175,6 @@ def test_one_token_is_exact(law_):
 
 @both_laws
 @both_spaces
-@pytest.mark.slow
 def test_the_bound_is_above_the_distance_and_falls_as_one_over_m(law_, eos):
     world = World(SequenceSpace(vocab_size=V, length=2, eos=eos), 2, law_)
     for m in (1, 2, 3, 4):
@@ -204,7 +201,6 @@ def test_the_estimated_bound_is_that_of_the_draws():
     assert step_distance(torch.zeros(1, 3)) == 0.0  # one token is no choice
 
 
-@pytest.mark.slow
 def test_many_completions_come_to_the_target():
     space = SequenceSpace(vocab_size=V, length=2)
     few, many = (Autoregressive(completions=m)(target(space), 8, Rng(2)) for m in (4, 200))
@@ -216,7 +212,6 @@ def test_many_completions_come_to_the_target():
 
 
 @both_spaces
-@pytest.mark.slow
 def test_the_books_are_right(eos):
     space = SequenceSpace(vocab_size=V, length=3, eos=eos)
     sampler = Autoregressive(top_k=2, completions=3)
@@ -232,7 +227,6 @@ def test_the_books_are_right(eos):
         assert 0 < sampled.base_tokens < sampler.cost(space, 5)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     space = SequenceSpace(vocab_size=V, length=3)
     texts = [
@@ -244,7 +238,6 @@ def test_the_same_seed_gives_the_same_text_whatever_fits_at_once():
     assert len({tuple(x) for x in texts[0][0]}) > 1  # each has draws of its own
 
 
-@pytest.mark.slow
 def test_uneven_weights_are_told():
     space = SequenceSpace(vocab_size=V, length=3)
     assert Autoregressive(completions=50)(target(space, Lookup(0.1)), 1, Rng(1)).notes == ()
@@ -300,7 +293,6 @@ def test_bad_requests_are_refused():
         Autoregressive()(target(space, broken), 1, Rng(0))
 
 
-@pytest.mark.slow
 def test_forbidden_tokens_are_not_written():
     likely = int(BASE.next_log_probs(CONTEXT).argmax())
 
@@ -313,7 +305,6 @@ def test_forbidden_tokens_are_not_written():
     assert sampled.energy.eq(0).all()
 
 
-@pytest.mark.slow
 def test_an_empty_context_begins_a_document():
     space, sampler = SequenceSpace(vocab_size=V, length=2), Autoregressive(completions=3)
     empty = sampler(target(space, contexts=Sequences.from_lists([[]])), 9, Rng(0))

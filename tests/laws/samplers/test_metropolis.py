@@ -52,7 +52,6 @@ def by_hand(world, truncation=ANCESTRAL, law="restricted"):
 
 @each_proposal
 @pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
-@pytest.mark.slow
 def test_the_target_is_invariant(make_world, truncation, law, eos):
     world = make_world(eos=eos)
     K, p, can_draw = matrix(world, truncation, law), world.law(law, truncation), world.proposal(truncation) > 0
@@ -72,14 +71,12 @@ def test_the_target_is_invariant(make_world, truncation, law, eos):
     ],
     ids=["upside down", "always", "squared"],
 )
-@pytest.mark.slow
 def test_a_mutated_ratio_is_caught(world, monkeypatch, mutant):
     monkeypatch.setattr(independence, "acceptance", mutant)
     p = world.law()
     assert (p @ matrix(world) - p).abs().max() > 1e-2
 
 
-@pytest.mark.slow
 def test_a_wrong_target_is_caught(world, tv):
     """The weights of one target do not leave the other invariant."""
     truncation = Truncation(temperature=0.6)
@@ -89,7 +86,6 @@ def test_a_wrong_target_is_caught(world, tv):
 
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.slow
 def test_the_law_of_a_chain(make_world, steps, batch_size):
     """q K^t, whether steps are proposed one by one or together."""
     world = make_world(**SMALL)
@@ -102,7 +98,6 @@ def test_the_law_of_a_chain(make_world, steps, batch_size):
     torch.testing.assert_close(world.vector(found), wanted, atol=1e-12, rtol=0)
 
 
-@pytest.mark.slow
 def test_chains_are_independent(make_world):
     world = make_world(**SMALL)
     found = law_of(
@@ -132,7 +127,6 @@ def test_how_far_after_t_steps(make_world, tv):
     assert tv(p, torch.linalg.matrix_power(K, 10)[heaviest]) > distance(log_z, log_bound, 20)
 
 
-@pytest.mark.slow
 def test_a_chain_leaves_what_is_forbidden(make_world):
     """From a weight of zero any proposal is taken; P stays invariant, and the bound holds from there too."""
     world = make_world()
@@ -148,7 +142,6 @@ def test_a_chain_leaves_what_is_forbidden(make_world):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
 @pytest.mark.parametrize("num", [1, 4])
-@pytest.mark.slow
 def test_a_call_is_its_steps(world, num, batch_size):
     """The same bits step by step, however many are proposed at once; and what is told is of these steps."""
     sampler = Metropolis(steps=12, batch_size=batch_size)
@@ -185,7 +178,6 @@ def test_chains_go_on_with_another_energy(world):
     assert (moved <= info.is_accepted).all()
 
 
-@pytest.mark.slow
 def test_a_stated_bound(world):
     largest = world.weights().max().log().item()
     stated = Metropolis(steps=50, log_bound=largest + 1)(world.target(), 1, Rng(1))
@@ -220,7 +212,6 @@ def test_bad_settings_are_refused(world):
 
 
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_drawn_with_real_random_numbers(world, monkeypatch):
     """The ends of 4,000 chains of 3 steps follow q K³: Pearson's test at 1e-6, so one seed in a million fails.
 

@@ -54,7 +54,6 @@ def cut_law(world, bound, law="restricted", truncation=ANCESTRAL):
 
 
 @pytest.mark.parametrize(("truncation", "law"), PROPOSALS, ids=str)
-@pytest.mark.slow
 def test_rejection_is_exact(make_world, truncation, law):
     """One proposal: accepted strings follow P to rounding, as often as Z/β."""
     world = make_world()
@@ -69,7 +68,6 @@ def test_rejection_is_exact(make_world, truncation, law):
 
 
 @pytest.mark.parametrize(("max_proposals", "batch_size"), [(2, 1), (3, 1), (3, 2), (3, 3)])
-@pytest.mark.slow
 def test_whenever_it_ends_it_is_exact(make_world, max_proposals, batch_size):
     """P(x) · (1 − (1 − Z/β)^max_proposals): what was rejected before, and how many are made at once, leave no trace."""
     world = make_world(**SMALL)
@@ -81,7 +79,6 @@ def test_whenever_it_ends_it_is_exact(make_world, max_proposals, batch_size):
     torch.testing.assert_close(world.vector(found), (1 - refused) * world.law(), atol=1e-12, rtol=0)
 
 
-@pytest.mark.slow
 def test_two_results_are_independent(make_world):
     world = make_world(**SMALL)
     bound = 1.2 * world.weights().max().item()
@@ -94,7 +91,6 @@ def test_two_results_are_independent(make_world):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-@pytest.mark.slow
 def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
     """Both samplers; mutant: told as exact."""
     world = make_world(**SMALL)
@@ -113,7 +109,6 @@ def test_a_bound_that_is_none_gives_the_cut_law(make_world, tv, share):
 
 
 @pytest.mark.parametrize("wish", [{"acceptance": 0.5}, {"distance": 0.2}], ids=str)
-@pytest.mark.slow
 def test_the_pilot_chooses_the_bound_and_is_not_emitted(make_world, wish):
     """Σ over pilots of two draws: q(pilot) · q(x) · min(w(x), β(pilot))/β(pilot). Mutant: the pilot is emitted."""
     world = make_world(**SMALL)
@@ -176,7 +171,6 @@ def test_a_larger_bound_is_nearer_and_dearer():
 
 
 @pytest.mark.parametrize("num", [1, 2])
-@pytest.mark.slow
 def test_the_estimate_of_the_acceptance_is_unbiased(world, num):
     bound = 0.5 * world.weights().max().item()
     mean = tv = 0.0
@@ -199,7 +193,6 @@ def jackknife(log_weight, bound):
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.0, 2.0])
-@pytest.mark.slow
 def test_the_standard_error_is_that_of_leaving_one_out(bound):
     """Within 5 % of the jackknife at 300 draws; forgetting that Z is estimated too would be 15 % off or more."""
     log_weight = Rng(6).normal(300)
@@ -246,7 +239,6 @@ def test_what_is_told(make_world):
     assert found.base_tokens >= sum(len(x) for x in found.x.lists()[0])
 
 
-@pytest.mark.slow
 def test_what_quasi_rejection_tells(make_world):
     world = make_world(spread=1.5)
     wish = QuasiRejection(distance=0.1, pilot=2000)
@@ -291,7 +283,6 @@ def test_forbidden_strings_are_never_accepted(world):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(world, batch_size):
     for settings in ({"log_bound": 2.0}, {"distance": 0.1, "pilot": 30}):
         sampler = Rejection if "log_bound" in settings else QuasiRejection
@@ -355,7 +346,6 @@ def fits(world, found, wanted):
 
 
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_drawn_with_real_random_numbers(world, monkeypatch):
     """4,000 results follow P (and P_β): each of two tests fails once in a million seeds.
 

@@ -67,7 +67,6 @@ def far(q, w, n):
 
 @each_n
 @each_proposal
-@pytest.mark.slow
 def test_the_law_is_the_formula(make_world, n, shape, truncation, law):
     world = make_world(**shape)
     found = world.vector(emitted(world, Resampling(candidates=n, truncation=truncation, law=law)))
@@ -80,7 +79,6 @@ def test_the_law_is_the_formula(make_world, n, shape, truncation, law):
 
 @each_n
 @each_proposal
-@pytest.mark.slow
 def test_it_comes_nearer_as_the_bound_says(make_world, tv, n, shape, truncation, law):
     world = make_world(**shape)
     q, w, p = world.proposal(truncation), world.weights(law, truncation), world.law(law, truncation)
@@ -128,7 +126,6 @@ def by_hand(world, n, replacement):
 
 @pytest.mark.parametrize("replacement", [True, False])
 @pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.slow
 def test_the_law_of_two_results(make_world, n, replacement):
     world = make_world(**three_tokens)
     found, wanted = (
@@ -147,7 +144,6 @@ def test_the_law_of_two_results(make_world, n, replacement):
         assert sum(first.values()) == pytest.approx(1 - found["refused"], abs=1e-12)
 
 
-@pytest.mark.slow
 def test_merging_without_adding_is_seen(make_world, monkeypatch):
     """Mutant: of equal strings one is kept with its own weight alone; seen where two of three are equal."""
     world = make_world(**three_tokens)
@@ -157,7 +153,6 @@ def test_merging_without_adding_is_seen(make_world, monkeypatch):
     assert (world.vector(emitted(world, Resampling(candidates=3))) - wanted).abs().max() > 1e-2
 
 
-@pytest.mark.slow
 def test_forbidden_strings_are_never_emitted(make_world):
     """With E = +inf for some: the law is that of what has weight, and the rest of the time there is nothing to emit."""
     world = make_world()
@@ -235,7 +230,6 @@ def test_what_is_told(world):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 128])
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(world, batch_size):
     arguments = (world.target(), 4)
     first = Resampling(candidates=50, batch_size=50)(*arguments, Rng(9))

@@ -148,19 +148,7 @@ CASES = {
 }  # fmt: skip
 
 
-MANY_BRANCHES = {
-    "2 particles, multinomial",
-    "3 particles, multinomial",
-    "2 particles with EOS, longer",
-    "3 particles with EOS",
-    "resample in half of the cases",
-    "look at every second token",
-    "islands",
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in MANY_BRANCHES)) for n in CASES])
-@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_it_is_unbiased_whatever_the_twist(name):
     vocab_size, length, eos, sampler = CASES[name]
     lm, energy = table(vocab_size), Random()
@@ -199,7 +187,6 @@ def last_look_stays_behind(flock, rows, is_due):
 
 
 @pytest.mark.parametrize("mutant", [weights_stay, last_look_is_forgotten, last_look_stays_behind])
-@pytest.mark.slow
 def test_a_wrong_weight_is_caught(mutant, monkeypatch):
     lm, energy, sampler = table(), Random(spread=2.0), Sequential(particles=2, **SHORT)
     space = space_of(lm, 2)
@@ -213,7 +200,6 @@ def test_a_wrong_weight_is_caught(mutant, monkeypatch):
         assert abs(sum(p * z for p, z in estimates) - sum(wanted.values())) > 1e-2
 
 
-@pytest.mark.slow
 def test_a_model_that_does_not_follow_the_exchange_is_caught(monkeypatch):
     lm, energy, sampler = table(), Random(spread=2.0), Sequential(particles=2, **SHORT)
     space = space_of(lm, 3)
@@ -222,7 +208,6 @@ def test_a_model_that_does_not_follow_the_exchange_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.8, 1.0])
-@pytest.mark.slow
 def test_the_law_of_one_result_is_that_of_a_plain_sum(share):
     """Two particles of two tokens, every choice written out: tokens, ancestors, tokens, the one that is emitted."""
     lm, energy = table(), Random(4)
@@ -250,7 +235,6 @@ def test_the_law_of_one_result_is_that_of_a_plain_sum(share):
     assert max(abs(found[x] - law[x]) for x in law) <= 1e-12
 
 
-@pytest.mark.slow
 def test_good_twists_come_nearer_than_none_and_bad_ones_do_not():
     """log Z − E[log Ẑ], exactly."""
     lm = table()
@@ -279,7 +263,7 @@ def test_the_best_twist_predicts_every_later_weight_on_average():
 
 @pytest.mark.parametrize(
     ("num", "length"),
-    [(2, 2), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
+    [(2, 2), (2, 3), (3, 2)],
 )
 def test_the_variance_is_estimated_without_bias(num, length):
     """E[Ẑ² · V] = Var(Ẑ), where the places of resampling are fixed and ancestors are drawn independently."""
@@ -356,7 +340,6 @@ class Forbidding:
         return torch.tensor([[self.of(string) for string in row] for row in x.lists()], dtype=torch.float64)
 
 
-@pytest.mark.slow
 def test_forbidden_strings_have_no_weight():
     lm, energy = table(3), Forbidding(2)
     space, sampler = space_of(lm, 2), Sequential(particles=2, **SHORT)
@@ -382,7 +365,6 @@ def test_where_nothing_is_acceptable_it_says_so():
         Sequential(particles=4, check_every=1)(target(lm, never, space_of(lm, 3)), 1, Rng(0))
 
 
-@pytest.mark.slow
 def test_results_tell_their_cost_and_their_doubts():
     lm, energy = table(4), Random(2, spread=3.0)
     sampler = Sequential(particles=50, check_every=1)
@@ -474,7 +456,6 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.slow
 def test_a_stepper_goes_on_from_what_was_selected(name):
     """After any exchanges, log P of the next token is that of the string that stands there now."""
     lm = MODELS[name]()
@@ -519,7 +500,6 @@ def test_walking_in_parts_is_walking_at_once(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mamba", "ngram", "own"])
-@pytest.mark.slow
 def test_particles_of_every_model_know_their_probability(name):
     """The base's log-probabilities survive all exchanges."""
     lm = MODELS[name]()

@@ -147,7 +147,6 @@ def first_law(space, look_ahead, *, eos=None, **how):
 
 
 @pytest.mark.parametrize("eos", [0, None], ids=["ended", "fixed"])
-@pytest.mark.slow
 def test_without_look_ahead_a_text_is_a_chain(eos):
     space, how = SequenceSpace(vocab_size=V, length=1, eos=eos), {"truncation": Truncation(top_k=2)}
     found, world = text_law(space, candidates=2, **how), World(space, **how)
@@ -163,7 +162,6 @@ def test_without_look_ahead_a_text_is_a_chain(eos):
     assert distance(found, mutant) > 0.01
 
 
-@pytest.mark.slow
 def test_a_text_is_cut_after_eos_in_a_space_that_does_not_end():
     """Chunks of two tokens over a fixed space; 0 ends the text wherever it stands in a chunk."""
     space, context = SequenceSpace(vocab_size=V, length=2), CONTEXT.lists()[0]
@@ -186,7 +184,6 @@ def test_a_text_is_cut_after_eos_in_a_space_that_does_not_end():
     ],
     ids=["fixed", "ended", "top-k", "top-k, model"],
 )
-@pytest.mark.slow
 def test_look_ahead_weighs_candidates_by_what_follows(eos, how):
     space, context = SequenceSpace(vocab_size=V, length=1, eos=eos), CONTEXT.lists()[0]
     found = first_law(space, 1, candidates=2, **how)
@@ -197,7 +194,6 @@ def test_look_ahead_weighs_candidates_by_what_follows(eos, how):
     assert distance(found, {x[0]: chance for x, chance in world.resampled(context, 2).items()}) > 1e-3
 
 
-@pytest.mark.slow
 def test_more_roll_outs_are_averaged():
     space, context = SequenceSpace(vocab_size=V, length=1), CONTEXT.lists()[0]
     found = first_law(space, 2, candidates=2, truncation=Truncation(top_k=2))
@@ -206,7 +202,6 @@ def test_more_roll_outs_are_averaged():
     assert distance(found, {x[0]: p for x, p in world.looking_ahead(context, 2, 1).items()}) > 1e-3
 
 
-@pytest.mark.slow
 def test_the_law_of_two_chunks_with_look_ahead():
     """The second is the last: it has nothing ahead."""
     how = {"truncation": Truncation(top_k=2)}
@@ -216,7 +211,6 @@ def test_the_law_of_two_chunks_with_look_ahead():
     assert found == pytest.approx(wanted, abs=1e-12)
 
 
-@pytest.mark.slow
 def test_weights_ahead_are_unbiased():
     """E[Ẑ(c x_i) | x_i] = Z(c x_i), of chunks of two tokens; and the weights that are chosen by are w · Ẑ."""
     space, context = SequenceSpace(vocab_size=V, length=2, eos=0), CONTEXT.lists()[0]
@@ -309,7 +303,6 @@ def test_roll_outs_of_all_candidates_are_drawn_together(calls):
 
 
 @pytest.mark.parametrize("look_ahead", [0, 3])
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_and_a_text_can_be_taken_up(look_ahead):
     whole, again = (chunks_of(look_ahead=look_ahead) for _ in range(2))
     assert text_of(whole) == text_of(again)
@@ -331,7 +324,6 @@ def test_a_chunk_reads_what_was_written():
         assert chunk.sampled.notes.count("from chunk") == 0
 
 
-@pytest.mark.slow
 def test_a_text_ends_at_eos():
     for seed in range(20):
         chunks = chunks_of(eos=0, seed=seed)
@@ -348,7 +340,6 @@ def test_a_text_ends_at_eos():
     assert not any(chunk.has_ended for chunk in chunks_of(seed=1))
 
 
-@pytest.mark.slow
 def test_a_text_ends_at_a_length():
     whole = text_of(chunks_of())
     for most in (1, 2, 5, 8, 9):
@@ -427,7 +418,6 @@ def test_any_sampler_can_write():
     assert {chunk.sampled.method for chunk in chunks} == {"autoregressive"}
 
 
-@pytest.mark.slow
 def test_candidates_that_lead_nowhere_are_not_chosen():
     """Nothing may follow a 2: without look-ahead it is written all the same, and the next chunk cannot be."""
 

@@ -92,7 +92,6 @@ def chosen_errors(joint, rows, pick):
     return total / sum(len(row["reference"].split()) for row in rows)
 
 
-@pytest.mark.slow
 def test_error_rates_of_every_system(joint, write, some_lists):
     rows = some_lists(40)
     found = rank_file(joint, write("lists.jsonl", rows), **PLAIN)
@@ -117,7 +116,6 @@ def test_error_rates_of_every_system(joint, write, some_lists):
     json.dumps(found, allow_nan=False)
 
 
-@pytest.mark.slow
 def test_tuning_finds_the_score_that_knows_something(joint, write, some_lists):
     """On other lists it makes fewer errors than the weights that were not tuned; what says nothing keeps its weight."""
     lists, development = write("lists.jsonl", some_lists(50, seed=1)), write("dev.jsonl", some_lists(50, seed=2))
@@ -190,7 +188,6 @@ class Dying:
         return self.energy(x)
 
 
-@pytest.mark.slow
 def test_an_interrupted_scoring_goes_on(joint, write, some_lists, tmp_path):
     """The same bytes, nothing scored twice but the first list, and nothing left behind; a torn line is scored again."""
     lists, development = write("lists.jsonl", some_lists(9, seed=1)), write("dev.jsonl", some_lists(6, seed=2))
@@ -247,7 +244,6 @@ def test_killed_while_a_list_is_scored(joint, write, some_lists, tmp_path, fork)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(joint, write, some_lists, tmp_path):
     """Peak of Python's own memory for 5 lists and for 25, each with 100 kB that must not be held."""
     peaks = []

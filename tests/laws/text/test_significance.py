@@ -36,7 +36,6 @@ def test_the_interval_is_that_of_a_plain_loop():
     assert found == again
 
 
-@pytest.mark.slow
 def test_the_p_value_belongs_to_the_interval():
     """p < 5 % exactly where 0 is outside; the p-value is that of the t-test where documents are equally long."""
     gaps = []
@@ -73,7 +72,6 @@ def p_values(repeats, better):
     return np.array([compare(*world, Rng(seed), resamples=400).p_value for seed, world in enumerate(worlds)])
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_chance_is_called_a_difference_as_often_as_it_says():
     """Neither is better: p < 5 % in at most 5 % of 1,200 worlds, plus 5 standard errors (false-failure rate 3e-7).

@@ -119,7 +119,6 @@ def test_tuning_is_as_good_as_trying_every_direction(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.slow
 def test_terms_that_are_all_zero(seed):
     """Then all lists change in one place of a line, but for rounding, and what seems to lie between is nothing."""
     development = problem(seed, D=60, N=8)
@@ -130,7 +129,6 @@ def test_terms_that_are_all_zero(seed):
     assert development.total(weights) == min(up, down)
 
 
-@pytest.mark.slow
 def test_units_do_not_matter():
     """A term in other units has a weight in other units, and the same lists are chosen right."""
     development = problem(4, D=12)
@@ -149,7 +147,6 @@ def test_weights_that_cannot_be_bettered_stay():
     assert tune(right, Combination([], start), Rng(0)) == start
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights():
     development = problem(5, D=40)
     assert tune(development, Combination([]), Rng(1)) == tune(development, Combination([]), Rng(1))

@@ -14,8 +14,6 @@ from freenergy.training.baselines.local_probe import LocalProbe
 from freenergy.training.baselines.reading import Places
 from freenergy.training.baselines.residual import ResidualLM
 
-pytestmark = pytest.mark.slow
-
 V = 5
 
 

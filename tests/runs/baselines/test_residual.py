@@ -10,8 +10,6 @@ from freenergy.training.baselines.ralm import Ralm
 from freenergy.training.baselines.reading import NetworkReader
 from freenergy.training.baselines.training import cross_entropy
 
-pytestmark = pytest.mark.slow
-
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
 KINDS = ["ralm", "probe", "ngram", "both", "ngram on counts"]
 ROWS = torch.tensor([[1, 2, 3, 1, 4, 0, 2], [4, 4, 0, 1, 3, 2, 1]])

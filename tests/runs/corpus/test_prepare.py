@@ -197,7 +197,6 @@ def test_pretrained_tokenizers_and_wide_tokens(tmp_path, write, lines_of_text):
     assert {" ".join(text.split()) for text in lines_of_text}.issuperset(decoded(corpus, "train"))
 
 
-@pytest.mark.slow
 def test_long_documents_in_pieces_give_the_tokens_of_the_whole(tmp_path, write, make_text, tokenizer):
     text = make_text(5, 10_000) * 26
     assert len(text) > 1 << 20
@@ -268,7 +267,6 @@ def encoded_batches(monkeypatch, *arguments, **settings):
     return len(calls)
 
 
-@pytest.mark.slow
 def test_killed_in_the_middle_it_ends_with_the_same_bits(tmp_path, write, lines_of_text, monkeypatch):
     path = write(tmp_path / "a.jsonl.gz", [f"{i} {text}" for i in range(20) for text in lines_of_text])
     how = {"shard_bytes": 4000, "deduplicate": 24}

@@ -436,7 +436,6 @@ def test_a_string_is_taken_from_source_without_running_it(tmp_path):
         AssignedString(variable="penn", key="test")(file, tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_docstrings_are_a_corpus_that_is_the_same_each_time(tmp_path):
     first = docstrings_corpus(tmp_path / "a", megabytes_each=0.05)
     second = docstrings_corpus(tmp_path / "b", megabytes_each=0.05)

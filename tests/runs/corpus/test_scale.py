@@ -5,13 +5,11 @@ import sys
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 from freenergy.core.progress import Silent
 from freenergy.corpus import BytePairTokenizer, Corpus, CorpusSettings, count_words_and_bytes, prepare
 
 
-@pytest.mark.slow
 def test_wikitext(real, tmp_path):
     folder = real("wikitext-2-raw")
     files = {"train": "valid.raw.gz", "validation": "test.raw.gz"}
@@ -46,7 +44,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path, make_text):
     """A gigabyte must fit in less than one; so 60 MB may not take what 400 MB would."""
     rng, words = np.random.default_rng(0), make_text(0, 200).split()

@@ -33,7 +33,6 @@ def test_text_that_spells_a_special_token_is_text(tokenizer):
     assert words.encode(f"a {EOS_TOKEN} b") == words.encode(f"a {UNKNOWN} b")
 
 
-@pytest.mark.slow
 def test_learning_is_deterministic_across_processes(make_text, tokenizer):
     code = (
         "import sys; from freenergy.corpus.learn import *; from freenergy.corpus.settings import *;"

@@ -58,7 +58,6 @@ def test_one_document_has_no_interval():
     assert found.interval == [None, None]
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize("D", [2, 3, 5])
 def test_few_documents_have_an_interval_that_covers(D):
@@ -94,7 +93,6 @@ def coverage(interval, repeats):
     return hits / repeats, float(np.median(widths))
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_interval_covers_as_often_as_it_says():
     """25 documents; 95 % ± 5 standard errors of 1,000 repeats (false-failure rate 6e-7).

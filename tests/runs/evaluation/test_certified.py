@@ -160,7 +160,7 @@ def expected(choose, draws=2):
     return total, (log_joint.exp() * log_joint).sum().item()
 
 
-@pytest.mark.parametrize("draws", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [2, 3])
 def test_bounds_enclose_the_exact_log_likelihood_in_expectation(draws):
     """By enumeration of all data and all draws: lower perplexity ≤ exact ≤ certified. A mutant forgets the datum."""
 
@@ -178,7 +178,6 @@ def test_bounds_enclose_the_exact_log_likelihood_in_expectation(draws):
     assert expected(without_the_datum, draws)[0] > exact
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_interval_of_the_gain_covers_as_often_as_it_says():
     """Windows in documents that are alike; 95 % ± 5 standard errors of 1,000 repeats (false-failure rate 6e-7).

@@ -34,7 +34,6 @@ def coverage(make, truth, repeats=2000):
     return hits / repeats
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_interval_covers_as_often_as_it_says():
     """Documents of unequal length with their own difficulty; 95 % ± 5 standard errors (false-failure rate 6e-7).

@@ -98,7 +98,6 @@ def test_what_has_no_ngrams_has_no_share():
     assert unseen(text, 4, stream([1, 2, 0]), lambda amount, note="": None).value is None
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_interval_of_distinct_covers():
     """60 documents of Zipf's words with habits of their own: the mean of K/T over 400 such texts is in the interval.

@@ -26,8 +26,6 @@ from freenergy.lm.remote import RemoteLM
 from freenergy.lm.remote_proposal import log_proposal
 from freenergy.testing import check_language_model
 
-pytestmark = pytest.mark.slow  # a server is started for each worker; tests/web has quick ones of the same model
-
 V, EOS = 11, 0
 CONTEXTS = [[3, 4, 5], [7], []]
 SHAPES = ["legacy", "chat", "chat+no-echo", "legacy+refuse-zero", "prompt-logprobs", "legacy+apart", "chat+ignore-echo"]
@@ -181,7 +179,6 @@ def law_p_value(lm, num, seed):
     return stats.chisquare(observed.numpy(), (wanted * observed.sum() / wanted.sum()).numpy()).pvalue
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_draws_follow_the_law(address):
     """False-failure rate 1e-6; the mutant server draws from a law with flattened logits and reports the right one."""

@@ -37,7 +37,6 @@ def done(path, finished_run):
     return folder, results
 
 
-@pytest.mark.slow
 def test_the_base_is_the_energy(done):
     folder, results = done
     summary = {result.name: result.summary for result in results}
@@ -49,7 +48,6 @@ def test_the_base_is_the_energy(done):
     assert all({"gain", "effective", "cross_entropy"} <= set(record["metrics"]) for record in records)
 
 
-@pytest.mark.slow
 def test_everything_of_a_joint_model_works(done):
     joint = load(done[0])
     assert isinstance(joint.energy, Logits)
@@ -74,7 +72,6 @@ def test_killed_it_ends_with_the_same_bits(path, done, tmp_path, hashes, begin):
     assert hashes(folder)[name] == hashes(done[0])[name]
 
 
-@pytest.mark.slow
 def test_a_memory_trains_and_resumes(path, tmp_path):
     changes = [*CHANGES, "base.memory=20"]
     for _ in run(load_recipe(str(path), changes), tmp_path / "run", stage="base"):

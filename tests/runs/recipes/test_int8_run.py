@@ -1,6 +1,5 @@
 """A run whose energy is read in int8 once it is trained."""
 
-import pytest
 import torch
 
 from freenergy import load, load_recipe, run
@@ -31,7 +30,6 @@ CHANGES = [
 ]
 
 
-@pytest.mark.slow
 def test_it_is_trained_in_float32_and_read_in_int8(write_recipe, tmp_path):
     path = write_recipe(tmp_path)
     path.write_text(path.read_text() + RECIPE)

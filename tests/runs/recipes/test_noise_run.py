@@ -5,8 +5,6 @@ import pytest
 from freenergy import UserError, load_recipe, run
 from freenergy.testing.runs import tiny_run
 
-pytestmark = pytest.mark.slow
-
 SHORT = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 UNIT = """
 [energy]

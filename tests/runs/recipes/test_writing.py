@@ -75,7 +75,6 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.slow
 def test_every_sampler_writes_and_says_how_far_it_may_be(call, folder, name):
     settings = [text for setting in SAMPLERS[name] for text in ("--set", setting)]
     found = sampled(call, folder, "--prefix", "The", "--sampler", name, *settings, "--num", 2)
@@ -85,7 +84,6 @@ def test_every_sampler_writes_and_says_how_far_it_may_be(call, folder, name):
     assert all(step["base_tokens"] > 0 for step in result["steps"])
 
 
-@pytest.mark.slow
 def test_rejection_with_a_bound(call, folder):
     joint = load(folder)
     context = Sequences.from_lists([joint.tokenizer.encode("The")])
@@ -99,7 +97,6 @@ def test_rejection_with_a_bound(call, folder):
     refused(call("sample", folder, "--sampler", "rejection"), "the sampler rejection needs log_bound")
 
 
-@pytest.mark.slow
 def test_long_text_chunk_by_chunk(call, folder):
     found = sampled(call, folder, "--prefix", "The", "--chunks", 3, "--num", 1, "--candidates", 8)
     (result,) = found["results"]
@@ -110,7 +107,6 @@ def test_long_text_chunk_by_chunk(call, folder):
     assert (status, sum(line.startswith("The") for line in out.splitlines())) == (0, 2)
 
 
-@pytest.mark.slow
 def test_many_prefixes_from_a_file(call, folder, tmp_path):
     lines, rows = tmp_path / "prefixes.txt", tmp_path / "prefixes.jsonl"
     lines.write_text("The\nReturn the\n\n")
@@ -125,7 +121,6 @@ def test_many_prefixes_from_a_file(call, folder, tmp_path):
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found["results"]
 
 
-@pytest.mark.slow
 def test_kill_9_while_prefixes_are_continued(folder, tmp_path, begin):
     lines, out = tmp_path / "prefixes.txt", tmp_path / "out.jsonl"
     lines.write_text("".join(f"The number {i}\n" for i in range(60)))
@@ -145,7 +140,6 @@ def test_kill_9_while_prefixes_are_continued(folder, tmp_path, begin):
     assert not list(tmp_path.glob(".out.jsonl.*"))
 
 
-@pytest.mark.slow
 def test_what_comes_next(call, folder):
     status, out, err = call("next", folder, "--prefix", "Return", "--top-k", 4, "--completions", 8, "--json")
     assert status == 0, err
@@ -157,7 +151,6 @@ def test_what_comes_next(call, folder):
     assert (status, "± s.e." in out, "(other)" in out) == (0, True, True)
 
 
-@pytest.mark.slow
 def test_ranking_a_file(call, folder, tmp_path):
     path = tmp_path / "lists.jsonl"
     rows = [{"prefix": "Return the", "candidates": [" number of items", " of of of"], "errors": [0, 1]}] * 3
@@ -315,7 +308,6 @@ def test_an_energy_that_accepts_nothing_fails_one_prefix_and_not_the_others(fold
     assert ["no candidate is acceptable" in failed.error for failed in task.results(Silent())] == [True, True]
 
 
-@pytest.mark.slow
 def test_from_python(folder):
     joint = load(folder)
     texts = joint.sample("Return the", candidates=16, n=3, truncation=Truncation(top_k=20), seed=1)
@@ -349,7 +341,6 @@ def test_the_base_says_that_it_is_the_base(call, folder):
     assert "total variation from the base" in str(texts)
 
 
-@pytest.mark.slow
 def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
     joint = load(folder)
     joint.save_pretrained(tmp_path / "saved")
@@ -358,7 +349,6 @@ def test_a_saved_joint_model_remembers_what_it_was_trained_on(folder, tmp_path):
     assert again.sample("The", candidates=8).texts == joint.sample("The", candidates=8).texts
 
 
-@pytest.mark.slow
 def test_memory_is_that_of_the_candidates_at_hand(joint_run):
     """The benchmark in small: growth for 1,000 candidates of 10 chunks is bounded, and flat over prefixes."""
     script = Path(__file__).parents[3] / "benchmarks" / "memory.py"

@@ -10,7 +10,6 @@ from freenergy.report import write_report
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER), reason="no browser here: apt-get install chromium chromium-driver to see the page"
     ),

@@ -79,7 +79,6 @@ def test_one_wide_interval_does_not_flatten_the_gain_by_position(evaluation):
     assert re.search(r">1[05](\.0)?<", drawing.svg), "the axis no longer tells 5 % from 15 %"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("length", "told"), [(3, "distinct 3-grams"), (1, "")])
 def test_short_continuations_have_no_long_ngrams(evaluation, length, told):
     for found in evaluation["text"].values():

@@ -199,9 +199,7 @@ def test_rows_shorter_than_k_work():
     assert task.state["seen"].tolist()[:5] == [1, 1, 1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "stop", [pytest.param(3, marks=pytest.mark.slow), 10, pytest.param(17, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("stop", [3, 10, 17])
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path, stop):
     """The averages of Z are part of a checkpoint."""
     settings = Optimisation(steps=25, validate_every=8, checkpoint_seconds=0.0)
@@ -230,7 +228,6 @@ def test_divergence_is_stopped_with_a_word(tmp_path):
         list(fit(task, settings, tmp_path, Rng(0)))
 
 
-@pytest.mark.slow
 def test_a_healthy_run_is_not_stopped_and_learns(tmp_path):
     """On the same footing: fakes are the network's own draws, and perplexity falls to that of the data."""
     truth = Bigram(seed=9)

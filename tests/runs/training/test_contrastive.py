@@ -98,7 +98,6 @@ def test_fresh_contrast_draws_anew(world):
     assert torch.equal(first.tokens[:, 0], windows.continuations(slice(0, 10)).tokens[:, 0])
 
 
-@pytest.mark.slow
 def test_it_learns_the_log_ratio(world, tmp_path):
     lm, truth, _, train, validation = world
     task = ContrastiveTask(Table(), train, validation, RankingNCE(), settings(negatives=K), Rng(1))

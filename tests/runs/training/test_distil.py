@@ -243,7 +243,6 @@ def make_task(folder, dtype=torch.float64, **changes):
     return DistilTask(joint.residual, tiny_windows(), held_out, TINY, settings, folder / "proposals", Rng(6))
 
 
-@pytest.mark.slow
 def test_a_step_by_enumerating_its_draws(tmp_path):
     """The mean over all that two draws of one context can be, through the task, against the sum over pairs."""
     task = make_task(tmp_path, batch_size=1, draws=2, warmup=0)
@@ -264,7 +263,6 @@ def test_a_step_by_enumerating_its_draws(tmp_path):
 
 
 @pytest.mark.parametrize("baseline", [True, False])
-@pytest.mark.slow
 def test_the_policy_comes_near_to_the_joint_model(tmp_path, baseline):
     task = make_task(tmp_path, baseline=baseline, steps=20)
     before = exact_kl(task.model, task.model.base)
@@ -276,7 +274,6 @@ def test_the_policy_comes_near_to_the_joint_model(tmp_path, baseline):
     assert task.proposals.first.kl == pytest.approx(before, abs=0.1)
 
 
-@pytest.mark.slow
 def test_draws_come_from_the_last_policy_that_was_nearer(tmp_path):
     task = make_task(tmp_path, **SHORT)
     seen = {}
@@ -295,7 +292,6 @@ def test_draws_come_from_the_last_policy_that_was_nearer(tmp_path):
     assert kept == nearer[-2:], "older proposals are not needed any more"
 
 
-@pytest.mark.slow
 def test_a_policy_that_is_not_nearer_leaves_the_proposal(tmp_path):
     task = make_task(tmp_path, learning_rate=5.0, warmup=0, steps=5, clip=0.0)
     with torch.no_grad():
@@ -323,7 +319,6 @@ SHORT = {"steps": 12, "validate_every": 4, "learning_rate": 0.005, "dtype": torc
 
 
 @pytest.mark.parametrize("stop", [3, 9])
-@pytest.mark.slow
 def test_a_stopped_training_ends_with_the_same_bits(tmp_path, whole, stop):
     task = make_task(tmp_path, **SHORT)
     for _ in zip(range(stop), fit(task, task.settings.optimisation, tmp_path, task.rng), strict=False):
@@ -333,7 +328,6 @@ def test_a_stopped_training_ends_with_the_same_bits(tmp_path, whole, stop):
 
 
 @pytest.mark.parametrize("looks_ahead", [False, True])
-@pytest.mark.slow
 def test_a_kill_after_a_new_proposal_and_before_the_checkpoint(tmp_path, whole, monkeypatch, looks_ahead):
     """The proposal of step 8 is there, the checkpoint is of a step before: the steps up to 8 must not draw from it."""
     task = make_task(tmp_path, **SHORT)

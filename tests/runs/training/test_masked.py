@@ -99,7 +99,6 @@ def corpus(tmp_path, continuation=4):
     return made
 
 
-@pytest.mark.slow
 def test_it_learns_and_begins_an_energy(tmp_path):
     settings = BitEnergy(start="scratch", preset="tiny", mask_share=0.2)
     steps = Optimisation(steps=50, batch_size=32, learning_rate=1e-3, warmup=10, validate_every=25)

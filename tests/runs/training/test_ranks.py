@@ -70,7 +70,6 @@ def furthest(losses, others):
     return max(abs(a - b) for a, b in zip(losses, others, strict=True))
 
 
-@pytest.mark.slow
 def test_two_ranks_are_one_for_a_few_steps(tmp_path):
     """The short form of what follows."""
     for rank in on_two_ranks(tmp_path, "short"):

@@ -125,7 +125,6 @@ def test_waiting_to_be_tried_again_is_no_death(monkeypatch, doomed, is_given_up)
         assert executor.ended == 1 + doomed - 8
 
 
-@pytest.mark.slow
 def test_a_pool(tmp_path):
     """One pool for all of it, since processes take seconds to start."""
     with ProcessPool(2) as pool:

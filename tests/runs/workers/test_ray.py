@@ -12,7 +12,7 @@ from freenergy.core.interrupt import Interrupted, handle_sigterm
 from freenergy.core.workers.from_name import worker_pool
 from freenergy.core.workers.local import InProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of ray's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # of ray's own
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from freenergy.core.sequences import Continuations
 from freenergy.lm.ngram import NgramLM
@@ -18,7 +17,6 @@ def sentences(folder: Path, split: str) -> list[list[str]]:
         return [line.split() for line in file]
 
 
-@pytest.mark.slow
 def test_perplexity_is_the_published_one(real) -> None:
     train, test = (sentences(real("ptb"), split) for split in ("train", "test"))
     words = sorted({word for sentence in train for word in sentence})

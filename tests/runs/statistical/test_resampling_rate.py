@@ -78,7 +78,6 @@ def stories(story_model):
     return lm, Sequences.from_lists([context]), q, (-Pairs().table.flatten()).exp()
 
 
-@pytest.mark.slow
 def test_the_distance_falls_as_one_over_n(stories):
     """The slope of log TV over log n is within 0.02 of −1 from 1,024 on; at few candidates it is not yet."""
     _, _, q, w = stories
@@ -95,7 +94,6 @@ def test_the_distance_falls_as_one_over_n(stories):
     assert far[4096] < 1e-3 < 0.5 < far[1]
 
 
-@pytest.mark.slow
 @pytest.mark.statistical
 def test_the_sampler_follows_its_law(stories):
     """300 texts of 8 candidates each fall into A_m = {P_8 > P_m}, m = 1 and 2, binomially with P_8(A_m).
