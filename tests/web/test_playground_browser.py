@@ -15,6 +15,7 @@ from PIL import Image
 from freenergy import ResidualModel, UserError, load
 from freenergy.models.residual import no_energy
 from freenergy.recipes import load_run
+from freenergy.samplers import Metropolis
 from freenergy.web.settings import Limits
 from freenergy.web.watching import EVENNESS
 
@@ -159,7 +160,7 @@ def test_a_text_is_written(written, address, joint):
     assert words(browser, "#chosen-prefix") == "You may"
     assert words(browser, "#word") in EVENNESS
     assert f"{found.to_json()['steps'][0]['ess']:.1f} of 24 candidates" in words(browser, "#evidence")
-    cards = [words(browser, f"#cards .{name} .written") for name in ("base", "joint", "best", "worst")]
+    cards = [words(browser, f"#cards .{name} .written") for name in ("base", "model", "best", "worst")]
     rows = found.to_json(candidates=True)["steps"][0]["candidates"]
     by_energy = sorted(rows, key=lambda row: row["energy"])
     assert cards == [rows[0]["text"], found[0].text, by_energy[0]["text"], by_energy[-1]["text"]]
@@ -253,7 +254,7 @@ def test_a_keyboard_is_enough(see, address):
     press(browser, "You may")
     tab_to(browser, "input[name=law]")
     press(browser, Keys.ARROW_RIGHT)
-    assert one(browser, "input[value=joint]").is_selected()
+    assert one(browser, "input[value=model]").is_selected()
     tab_to(browser, "#write")
     press(browser, Keys.ENTER)
     finished(browser)
@@ -307,7 +308,7 @@ def test_settings_live_in_the_address(see, address):
     ):
         assert browser.execute_script(value, name) == number
     assert browser.execute_script(value, "candidates-range") == "7"
-    assert one(browser, "input[value=joint]").is_selected()
+    assert one(browser, "input[value=model]").is_selected()
     one(browser, "#prefix").clear()
     one(browser, "#prefix").send_keys("new & <old>")
     one(browser, "#candidates-range").send_keys(Keys.ARROW_RIGHT)
@@ -325,6 +326,30 @@ def test_settings_live_in_the_address(see, address):
     assert complaints(browser) == []
 
 
+def test_every_sampler_is_in_the_menu(see, address, joint):
+    """Of a sampler without candidates: its settings are sent, what it does not have is off, its text is shown."""
+    browser = see(address, "#prefix=You%20may&seed=3&sampler=metropolis&settings=steps%3D9")
+    listed = [option.text for option in browser.find_elements("css selector", "#sampler option")]
+    assert listed[0] == "resampling"
+    assert {"rejection", "sequential", "autoregressive", "base", "independence"} <= set(listed)
+    assert not one(browser, "#candidates").is_enabled()
+    assert one(browser, "#top_k").is_enabled()
+    write(browser)
+    found = joint.sample("You may", sampler=Metropolis(steps=9), seed=3)
+    assert words(browser, "#chosen-text") == found[0].text
+    assert "metropolis" in words(browser, "#evidence")
+    assert not one(browser, "#candidates-section").is_displayed()
+    one(browser, "#sampler").send_keys("resampling")
+    assert one(browser, "#candidates").is_enabled()
+    one(browser, "#write").click()
+    until(lambda: one(browser, "#error").is_displayed())
+    assert "the sampler resampling has no setting 'steps'" in words(browser, "#error")
+    one(browser, "#sampler-settings").clear()
+    write(browser)
+    assert words(browser, "#chosen-text") == joint.sample("You may", candidates=64, seed=3)[0].text
+    assert "sampler" not in browser.current_url, "a default is in the address"
+
+
 def test_an_example_becomes_the_prefix(see, address):
     browser = see(address)
     one(browser, "#example").send_keys(Keys.ARROW_DOWN)
@@ -337,14 +362,14 @@ def test_a_long_text_comes_part_by_part(see, address):
     write(browser)
     assert number_of(browser, "#part option") == 3
     text = words(browser, "#chosen-text")
-    last = words(browser, "#cards .joint .written")
+    last = words(browser, "#cards .model .written")
     one(browser, "#part").send_keys(Keys.HOME)
-    until(lambda: words(browser, "#cards .joint .written") != last)
-    assert text.startswith(words(browser, "#cards .joint .written"))
+    until(lambda: words(browser, "#cards .model .written") != last)
+    assert text.startswith(words(browser, "#cards .model .written"))
     assert number_of(browser, "#axis .mark") == 10
     one(browser, "#picked-colour").click()
     until(lambda: one(browser, "#rising").is_displayed())
-    assert words(browser, "#coloured") == words(browser, "#cards .joint .written")
+    assert words(browser, "#coloured") == words(browser, "#cards .model .written")
 
 
 @pytest.mark.parametrize("width", [1280, 360])

@@ -19,7 +19,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, overwritable_folder, read_json, write_json, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, LanguageModel, Target, Truncation
+from freenergy.core.roles import Energy, LanguageModel, Target, Truncation
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Tokenizer
@@ -31,7 +31,7 @@ from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token
 from freenergy.samplers.requests import drive
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT
+from freenergy.samplers.sampled import SILENT, Sampler
 from freenergy.text.model_card import model_card
 from freenergy.text.next_table import NextTable
 from freenergy.text.ranking import Ranking
@@ -104,21 +104,30 @@ class ResidualModel:
         self,
         prefix: str,
         *,
-        candidates: int = 256,
         n: int = 1,
+        candidates: int | None = None,
+        truncation: Truncation | None = None,
+        law: Law | None = None,
+        sampler: Sampler | None = None,
         length: int | None = None,
-        truncation: Truncation = ANCESTRAL,
-        law: Law = "restricted",
         chunks: int = 1,
+        look_ahead: int = 0,
         seed: int = 0,
         progress: Progress = SILENT,
     ) -> Texts:
-        """``n`` texts that continue a prefix, each chosen among ``candidates`` by weight; see docs/writing.md.
+        """``n`` texts that continue a prefix, each chosen among ``candidates`` (256) by weight; see docs/writing.md.
 
-        The texts are those of ``freenergy sample`` with the same seed and settings. ``write`` takes any other sampler.
+        ``candidates``, ``truncation`` and ``law`` are settings of resampling; any other ``sampler`` has its own. The
+        texts are those of ``freenergy sample`` with the same seed and settings.
         """
-        sampler = Resampling(candidates=candidates, truncation=truncation, law=law)
-        writing = Writing(sampler=sampler, num=n, chunks=chunks, max_context=self.max_context)
+        given = {"candidates": candidates, "truncation": truncation, "law": law}
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if sampler is not None and settings:
+            raise UserError(f"{' and '.join(settings)} would be ignored: set it in the sampler, which was given too")
+        writing = Writing(
+            sampler=sampler or replace(Resampling(), **settings), num=n, chunks=chunks, look_ahead=look_ahead,
+            max_context=self.max_context,
+        )  # fmt: skip
         return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
 
     def write(
@@ -151,6 +160,8 @@ class ResidualModel:
         """Write the same texts in steps, which somebody else drives; ``context`` are the prefix's tokens, if known."""
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer: pass one to ResidualModel before writing with it")
+        if not isinstance(prefix, str):
+            raise UserError(f"the prefix is a {type(prefix).__name__}: give one text per call")
         tokens = self.tokenizer.encode(prefix) if context is None else context
         target = Target(self.residual, Sequences.from_lists([tokens]), space)
         found = yield from generate(target, self.tokenizer, prefix, rng, writing)

@@ -27,7 +27,9 @@ from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined, JoinedText
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
+from freenergy.samplers import Metropolis, Resampling
 from freenergy.text.ranking import Ranking
+from freenergy.text.write import Writing, stream
 
 SPACE = SequenceSpace(vocab_size=3, length=3, eos=0)
 
@@ -214,3 +216,18 @@ def test_what_cannot_be_ranked_is_one_sentence(joint):
     joint.residual = replace(joint.residual, energy=lambda x: torch.full(x.shape, torch.nan))
     with pytest.raises(UserError, match="returned nan"):
         joint.score("w1", [" w2"])
+
+
+def test_any_sampler_from_python(joint):
+    """A setting of another sampler is refused, and so is a list of prefixes."""
+    found = joint.sample("w1", sampler=Metropolis(steps=4), n=2, length=3, seed=1)
+    writing = Writing(sampler=Metropolis(steps=4), num=2)
+    assert found.texts == joint.write("w1", joint.space_of(3), stream(1), writing).texts
+    default = joint.sample("w1", length=3, seed=1)
+    assert default.texts == joint.sample("w1", sampler=Resampling(), length=3, seed=1).texts
+    with pytest.raises(UserError, match="candidates and law would be ignored"):
+        joint.sample("w1", sampler=Metropolis(), candidates=9, law="model", length=3)
+    with pytest.raises(UserError, match="the prefix is a list: give one text per call"):
+        next(ResidualModel.generation.__wrapped__(joint, ["w1", "w2"], joint.space_of(3), Rng(0), Writing()))
+    with pytest.raises(UserError, match="take resampling and 2 chunks or more"):
+        joint.sample("w1", look_ahead=2, length=3)

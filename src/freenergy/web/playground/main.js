@@ -4,7 +4,7 @@ import { axis } from "./axis.js";
 import { colouring } from "./colouring.js";
 import { savePicture } from "./picture.js";
 import { addShares, showCards, showNext, showPicked, showTable, showText, showTrust } from "./results.js";
-import { bindSettings, settings } from "./state.js";
+import { bindSettings, request, settings } from "./state.js";
 import { task } from "./task.js";
 import { byId } from "./words.js";
 
@@ -43,13 +43,15 @@ async function write(say, signal) {
   const asked = settings();
   shown = { asked, parts: [], at: 0 };
   for (const id of ["chosen", "trust", "sides", "picked", "parts"]) byId(id).hidden = true;
-  byId("candidates-section").hidden = false;
   for (const id of ["part", "notes"]) byId(id).replaceChildren();
   marks.clear();
   showTwin();
-  say(`drawing ${asked.candidates} candidates …`);
+  const body = request();
+  shown.total = body.candidates;
+  byId("candidates-section").hidden = !("candidates" in body);
+  say("candidates" in body ? `drawing ${asked.candidates} candidates …` : `sampling by ${asked.sampler} …`);
   let isWhole = false;
-  for await (const found of askLines("/playground/write", asked, signal)) {
+  for await (const found of askLines("/playground/write", body, signal)) {
     if (found.event === "error") throw new Error(found.message);
     if (found.event === "drawn") say(add(found));
     if (found.event === "added") showText(asked.prefix, found.text);
@@ -78,12 +80,14 @@ function add({ part: number, context, candidates }) {
   marks.draw(part.candidates);
   showTwin();
   const where = number ? ` of part ${number + 1}` : "";
-  return `${part.candidates.length} of ${shown.asked.candidates} candidates${where} are here …`;
+  const total = Math.max(part.candidates.length, shown.total ?? 0);
+  return `${part.candidates.length} of ${total} candidates${where} are here …`;
 }
 
-function finish({ text, steps, word, notes }) {
+function finish({ text, steps, word, notes, evidence }) {
   showText(shown.asked.prefix, text);
-  showTrust({ steps, word, notes });
+  showTrust({ steps, word, notes, evidence });
+  if (!shown.parts.length) return; // a sampler that does not choose among candidates
   steps.forEach((step, k) => (shown.parts[k].step = step));
   showPart(shown.at);
 }

@@ -20,13 +20,13 @@ export function showText(prefix, text) {
 }
 
 // How even the weights are, in a word and in numbers; of several parts the worst.
-export function showTrust({ steps, word, notes }) {
+export function showTrust({ steps, word, notes, evidence: lines }) {
   byId("notes").replaceChildren(...notes.map((note) => element("li", { text: note })));
-  byId("trust").hidden = word === null;
-  if (word === null) return;
-  byId("word").textContent = word;
+  byId("trust").hidden = false;
+  byId("word").hidden = word === null;
+  byId("word").textContent = word ?? "";
   byId("word").className = `word ${CLASSES[word] ?? ""}`;
-  byId("evidence").textContent = evidence(steps);
+  byId("evidence").textContent = word === null ? lines.join(" ") : evidence(steps);
 }
 
 function evidence(steps) {
@@ -49,7 +49,7 @@ export function showCards(candidates, chosen, isCut, onColour) {
   const by = allowed.toSorted((a, b) => a.energy - b.energy);
   const cards = [
     ["base", isCut ? "Base, cut and tempered" : "Base", "the first that was drawn", candidates[0]],
-    ["joint", "Joint", "chosen by weight", candidates[chosen]],
+    ["model", "Model", "chosen by weight", candidates[chosen]],
     ["best", "Best", "lowest energy", by[0]],
     ["worst", "Worst", "highest energy", by[by.length - 1]],
   ];
@@ -87,7 +87,7 @@ export function showNext(found) {
     row.text, number(row.base, 4), number(row.joint, 4), found.is_exact ? "exact" : error(row.standard_error),
     row.joint_rank === null ? "" : String(row.joint_rank), row.ess === null ? "" : number(row.ess, 1),
   ]);
-  const columns = ["next token", "base", "joint", "± standard error", "joint's rank", "effective"];
+  const columns = ["next token", "base", "model", "± standard error", "rank", "effective"];
   byId("next-table").replaceChildren(table("The next token", columns, rows, { wordsFirst: true }));
   byId("next-note").textContent = found.verdict;
   byId("next-note").hidden = found.verdict === "";
