@@ -1,6 +1,6 @@
 """What E-ARM's gradient consists of, and whether its parts help: on the base of a finished experiment.
 
-    python earm_gradient.py RECIPE FOLDER [--seed 0] [--batches 32] [--set a.b=c] [--out FILE]
+    python earm_gradient.py FOLDER [--row e-arm] [--seed 0] [--batches 32] [--out FILE]
 
 For each part p of Eq. 15 (``objectives.earm.Parts``), over B training batches with gradients g_1 … g_B:
 
@@ -23,10 +23,8 @@ from freenergy.core.files import write_json
 from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.objectives.earm import EARM, Denominators
-from freenergy.recipes.experiment.open import open_subject
-from freenergy.recipes.load import load_experiment
-from freenergy.training.autoregressive import cross_entropy_of, steps_of
-from freenergy.training.checkpoint import restore_weights
+from freenergy.recipes.load import load_run
+from freenergy.training.tasks.autoregressive import cross_entropy_of, steps_of
 
 _FOLDS = 10
 _WARM = 8  # batches that the denominators see first
@@ -35,13 +33,13 @@ _WARM = 8  # batches that the denominators see first
 def main() -> None:
     """Measure, print a table, and write it where asked."""
     options = _options()
-    experiment = load_experiment(options.recipe, options.set or [])
-    subject = open_subject(experiment.subject, options.folder / "subject", Silent())
-    network = subject.network(Rng(options.seed))
-    restore_weights(options.folder / f"seed-{options.seed}" / "base" / "weights.safetensors", network.module)
+    base, row = (load_run(options.folder / f"seed-{options.seed}" / name) for name in ("base", options.row))
+    domain = base.recipe.domain(base, Silent())
+    network = domain.network(Rng(options.seed))
+    domain.restore(network, base.stage("base"))
     network.module.eval()  # dropout would be one more noise
-    steps, earm = experiment.continued.optimisation, _earm(experiment)
-    data = subject.data(batch_size=steps.batch_size, accumulate=1, rng=Rng(options.seed).child("gradient"))
+    steps, earm = row.recipe.base.optimisation, row.recipe.base.earm
+    data = domain.data(batch_size=steps.batch_size, accumulate=1, rng=Rng(options.seed).child("gradient"))
     parts = _gradients(network, data, earm, options.batches, Rng(options.seed))
     held_out = _held_out(network, data)
     rows = {name: _told(each, held_out) for name, each in parts.items()}
@@ -51,22 +49,17 @@ def main() -> None:
             f"| {name} | {row['size']:.3g} | {row['noise']:.3g} | {row['helps']:.3f} ± {2 * row['helps_error']:.3f} |"
         )
     if options.out:
-        write_json(options.out, {"recipe": options.recipe, "batches": options.batches, "parts": rows})
+        write_json(options.out, {"row": options.row, "batches": options.batches, "parts": rows})
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("recipe")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--set", action="append")
+    parser.add_argument("--row", default="e-arm")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
-
-
-def _earm(experiment: object) -> EARM:
-    return next(row.teaching.earm for row in experiment.rows if row.teaching.earm)  # type: ignore[attr-defined]
 
 
 def _gradients(network, data, earm: EARM, batches: int, rng: Rng) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]

@@ -56,7 +56,6 @@ from freenergy.recipes import load as load
 from freenergy.recipes import load_base as load_base
 from freenergy.recipes import load_run as load_run
 from freenergy.recipes import run as run
-from freenergy.recipes.experiment.running import run_experiment as run_experiment
 from freenergy.recipes.families.residual import ResidualRecipe as ResidualRecipe
 from freenergy.recipes.load import load_experiment as load_experiment
 from freenergy.recipes.load import load_recipe as load_recipe
@@ -65,6 +64,7 @@ from freenergy.recipes.stages.evaluate import Question as Question
 from freenergy.recipes.stages.evaluate import evaluate as evaluate
 from freenergy.report import write_report as write_report
 from freenergy.runs.run import Recipe as Recipe
+from freenergy.runs.sweep.run import run_sweep as run_sweep
 from freenergy.samplers import Autoregressive as Autoregressive
 from freenergy.samplers import Metropolis as Metropolis
 from freenergy.samplers import QuasiRejection as QuasiRejection

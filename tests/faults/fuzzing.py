@@ -178,12 +178,12 @@ def make_world(world):
             assert status == 0, said
     for command in _commands(world / "trained", world, "trained"):
         assert call(command)[0] == 0, command  # and what they import is there in all forks
-    import freenergy.recipes.experiment.running as running
+    import freenergy.runs.sweep.run as running
 
     def enough(experiment, out, *, progress):
         raise UserError("this experiment is good: it would be done now")
 
-    running.run_experiment = enough
+    running.run_sweep = enough
 
 
 def judge(status, said):

@@ -22,13 +22,13 @@ def experiment(
     """Train a base, go on with it in several ways, and compare them at equal compute. Killed, it goes on."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.experiment import show_experiment
-    from freenergy.recipes.experiment.running import folder_of, run_experiment
     from freenergy.recipes.load import load_experiment
+    from freenergy.runs.sweep.run import folder_of, run_sweep
 
     loaded = load_experiment(recipe, changes or [])
     folder = folder_of(loaded, out)
     with Bars() as bars:
-        table = run_experiment(loaded, folder, progress=bars)
+        table = run_sweep(loaded, folder, progress=bars)
         figures = _figures(folder, table, bars)
     if as_json:
         print_json({**table, "experiment": str(folder), "figures": [str(path) for path in figures]})

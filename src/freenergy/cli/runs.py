@@ -50,7 +50,8 @@ def run(
             results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
             if not as_json:
                 show_stage(result)
-        page = _page(folder, bars) if stage is None else None
+        is_reported = stage is None and "evaluation" in results
+        page = _page(folder, bars) if is_reported else None
     if as_json:
         print_json({"run": str(folder), "stages": results, "report": None if page is None else str(page)})
         return

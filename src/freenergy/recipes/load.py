@@ -20,10 +20,11 @@ from freenergy.core.files import read_json
 from freenergy.core.workers.local import InProcess
 from freenergy.core.workers.protocol import WorkerPool
 from freenergy.recipes.errors import ErrorMessages
-from freenergy.recipes.experiment.plan import Experiment
+from freenergy.recipes.experiment import Experiment
 from freenergy.recipes.families import DEFAULT, family_class
 from freenergy.recipes.sections import all_sections, with_kinds
 from freenergy.runs.run import RECIPE, Recipe, Run
+from freenergy.runs.sweep.rows import Sweep
 from freenergy.training.settings import PRESETS
 
 RECIPES = Path(__file__).parent
@@ -63,7 +64,15 @@ def load_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[Any]:
     return Run(Path(folder), make_recipe(read_json(path), origin=str(path)), workers)
 
 
-def load_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
+def load_text_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[Any]:
+    """Returns the run in a folder, which must be one of a model of text."""
+    found = load_run(folder, workers)
+    if not hasattr(found.recipe, "corpus"):
+        raise UserError(f"{folder} is a run of the family {found.recipe.family}: give one of a model of text")
+    return found
+
+
+def load_experiment(name: str, changes: Sequence[str] = ()) -> Sweep:
     """The experiment in a TOML file, or one that comes with the package; ``changes`` as in ``load_recipe``.
 
     >>> load_experiment("earm-wikitext", ["seeds=[7]"]).seeds
@@ -75,18 +84,15 @@ def load_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
     return make_experiment(table, origin=name)
 
 
-def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> Experiment:
-    """Check a table of settings; a variant is the subject with some keys changed."""
-    table = dict(table)
-    subject, variants = table.get("subject"), table.get("variants", {})
-    if not isinstance(subject, dict) or "kind" not in subject:
-        raise UserError(f"{origin}: subject.kind is missing; choose one of 'language', 'translation', 'images'")
-    if not isinstance(variants, dict) or not all(isinstance(keys, dict) for keys in variants.values()):
-        raise UserError(f"{origin}: variants must be sections, as in [variants.NAME], with keys of the subject")
-    subject = with_kinds({"subject": subject}, Experiment)["subject"]
-    table |= {"subject": subject, "variants": {variant: subject | keys for variant, keys in variants.items()}}
-    found: Experiment = _checker(Experiment).checked(table, origin)
-    return found
+def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> Sweep:
+    """Check a table of settings; returns the sweep that it describes."""
+    settings: Experiment = _checker(Experiment).checked(table, origin)
+    named = settings.recipe
+    recipe = _from_toml(_path(named, RECIPES)) if isinstance(named, str) else named
+    try:
+        return settings.sweep(recipe, lambda table, place: make_recipe(table, origin=place))
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
 
 
 @final

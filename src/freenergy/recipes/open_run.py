@@ -10,7 +10,7 @@ from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
 from freenergy.lm.load import load_lm
 from freenergy.models.residual import no_energy
-from freenergy.recipes.load import load_run
+from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.text.model import RECORD as JOINT
 from freenergy.text.model import ResidualModel
@@ -27,7 +27,7 @@ def load(folder: str | Path) -> ResidualModel:
     """The residual model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
     if (Path(folder) / JOINT).is_file():
         return ResidualModel.from_pretrained(folder)
-    run = load_run(folder)
+    run = load_text_run(folder)
     if run.recipe.energy is None:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
     run.finished("base")
@@ -40,7 +40,7 @@ def load(folder: str | Path) -> ResidualModel:
 
 def load_base(folder: str | Path) -> Base:
     """The language model of a run, with its tokenizer."""
-    run = load_run(folder)
+    run = load_text_run(folder)
     run.finished("base")
     tokenizer = Corpus.open(run.stage("corpus")).tokenizer
     return Base(load_lm(run.stage("base"), tokenizer), tokenizer)
@@ -48,7 +48,7 @@ def load_base(folder: str | Path) -> Base:
 
 def load_or_base(folder: str | Path) -> ResidualModel:
     """Load the residual model of a run or of a saved folder; a run without an energy gives its base with E = 0."""
-    if (Path(folder) / JOINT).is_file() or load_run(folder).recipe.energy is not None:
+    if (Path(folder) / JOINT).is_file() or load_text_run(folder).recipe.energy is not None:
         return load(folder)
     lm, tokenizer = load_base(folder)
     return ResidualModel(lm, no_energy, tokenizer)
@@ -59,5 +59,5 @@ def model_key(folder: str | Path) -> list[str]:
     folder = Path(folder)
     if (folder / JOINT).is_file():
         return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-    run = load_run(folder)
+    run = load_text_run(folder)
     return [run.finished(name)["key"] for name in ("base", "energy") if name == "base" or run.recipe.energy is not None]

@@ -7,12 +7,13 @@ Nothing is measured here: a number on the page is a number of those files. The s
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import write_text
 from freenergy.core.progress import Progress
-from freenergy.recipes.families.residual import ResidualRun
 from freenergy.report.citations import cite
+from freenergy.runs.run import Run
 
 __all__ = ["can_draw", "cite", "look", "write_report"]
 
@@ -29,7 +30,7 @@ def look() -> str:
     return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
 
 
-def write_report(run: ResidualRun, progress: Progress) -> Path:
+def write_report(run: Run[Any], progress: Progress) -> Path:
     """Draw the figures of a finished run and write its page; returns the page's path."""
     try:
         from freenergy.report.figures import draw

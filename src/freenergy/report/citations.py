@@ -1,9 +1,12 @@
 """Citations: the papers of the methods that a run has used, as BibTeX."""
 
+from typing import Any
+
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, RankingNCE
-from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.recipes.families.residual import ResidualRecipe
+from freenergy.runs.run import Recipe, Run
 
 _ENTRIES = {
     "deng2020residual": """@inproceedings{deng2020residual,
@@ -77,17 +80,17 @@ _ENTRIES = {
 }
 
 
-def cite(run: ResidualRun) -> str:
+def cite(run: Run[Any]) -> str:
     """Return the BibTeX of the methods that the run has used."""
     return "\n\n".join(_ENTRIES[key] for key in methods(run.recipe)) + "\n"
 
 
-def methods(recipe: ResidualRecipe) -> dict[str, str]:
+def methods(recipe: Recipe) -> dict[str, str]:
     """Return the key of each paper to cite, and what of it is used."""
     used: dict[str, str] = {}
-    if isinstance(recipe.base, NgramBase):
+    if isinstance(getattr(recipe, "base", None), NgramBase):
         used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"
-    if recipe.energy is None:
+    if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:
         return used
     used["deng2020residual"] = "the residual energy, and the upper and lower estimates of perplexity"
     match recipe.training.objective:

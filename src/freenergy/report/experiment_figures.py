@@ -34,8 +34,9 @@ def draw_experiment(folder: Path, table: dict[str, Any]) -> list[Path]:
     for variant in dict.fromkeys(row["variant"] for row in table["rows"]):
         rows = [row for row in table["rows"] if row["variant"] == variant]
         ending = f"-{'-'.join(variant.lower().split())}" if variant else ""
-        drawings.append(losses(folder, rows, ending))
-        if any(row["kind"] == "study" for row in rows):
+        if all(each["epoch_steps"] for each in rows):  # else its rows have not one training each
+            drawings.append(losses(folder, rows, ending))
+        if any({"start_epoch", "weight"} <= set(row["point"]) for row in rows):
             drawings.append(study(rows, table["main_column"], ending))
     for drawing in drawings:
         drawing.save(folder / FIGURES)
@@ -73,7 +74,7 @@ def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Dr
 
 def curves(folder: Path, row: dict[str, Any]) -> tuple[Curve, Curve]:
     """Training and validation by epoch, means over seeds up to the epoch that all have reached."""
-    seeds = [read_records(folder / each / "training") for each in row["folders"]]
+    seeds = [read_records(folder / each / "base" / "training") for each in row["folders"]]
     epoch = row["epoch_steps"]
     steps = min(len(records) for records in seeds)
     # with E-ARM the loss is more than cross-entropy, which is then logged separately
@@ -94,7 +95,7 @@ def curves(folder: Path, row: dict[str, Any]) -> tuple[Curve, Curve]:
 @rc_context(STYLE)
 def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Drawing:
     """Draw against start epoch, one line per weight; and against weight, one line per start epoch."""
-    points = [row for row in rows if row["kind"] == "study"]
+    points = [row for row in rows if row["kind"] == "grid"]
     control = next((row for row in rows if row["name"] == points[0]["control"]), None)
     axes_of = [("start_epoch", "weight"), ("weight", "start_epoch")]
     figure, axes = _panels(sharex=False)
@@ -102,13 +103,15 @@ def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Draw
         if control is not None:
             _band(ax, control["numbers"][column])
         styles = zip(cycle(_DASHES), cycle(_MARKERS))
-        for value, (dashes, marker) in zip(sorted({row[line] for row in points}), styles, strict=False):
-            of_line = sorted((row for row in points if row[line] == value), key=lambda row: row[across])
+        for value, (dashes, marker) in zip(sorted({row["point"][line] for row in points}), styles, strict=False):
+            of_line = sorted(
+                (row for row in points if row["point"][line] == value), key=lambda row: row["point"][across]
+            )
             if len(of_line) > 1 or len(points) == 1:
                 _line(ax, of_line, across, column, f"{_words(line)} {value:g}", dashes, marker)
         if across == "weight":
             ax.set_xscale("log")
-        values = sorted({row[across] for row in points})
+        values = sorted({row["point"][across] for row in points})
         ax.set_xticks(values, [f"{value:g}" for value in values])
         ax.minorticks_off()
         ax.set(xlabel=_words(across), ylabel=column)
@@ -131,7 +134,7 @@ def _line(
     means = np.array([row["numbers"][column]["mean"] for row in rows], dtype=float)
     ends = np.array([row["numbers"][column]["interval"] for row in rows], dtype=float)  # None is NaN
     reach = np.nan_to_num(np.abs(ends - means[:, None])).T
-    at = [row[across] for row in rows]
+    at = [row["point"][across] for row in rows]
     style: dict[str, Any] = dict(color=COLOURS["joint"], linestyle=dashes, marker=marker, label=label, capsize=3)
     ax.errorbar(at, means, yerr=reach, **style)
 
@@ -157,7 +160,7 @@ def _sheets(folder: Path, table: dict[str, Any]) -> list[Path]:
     """Return a sheet of each row that has drawn images, first seed."""
     made = []
     for row in table["rows"]:
-        drawn = folder / row["folders"][0] / "measured" / "samples.safetensors"
+        drawn = folder / row["folders"][0] / "measurement" / "samples.safetensors"
         if drawn.is_file():
             path = folder / FIGURES / f"{'-'.join(Path(row['folders'][0]).parts)}.png"
             draw_sheet(read_arrays(drawn)["samples"], path)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
-from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.load import load_recipe, recipes
 from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
 from freenergy.report import look, tables
@@ -23,14 +23,14 @@ from freenergy.report.figures import Drawing
 from freenergy.report.study_tables import STUDIES, preference, sentence, simulated
 from freenergy.report.templates import templates
 from freenergy.report.toml import to_toml
-from freenergy.runs.run import is_current
+from freenergy.runs.run import Recipe, Run, is_current
 
 _HERE = Path(__file__).parent
 PLAYGROUND = "http://127.0.0.1:8000/"  # the default address of `freenergy serve`
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
 
-def read_evaluation(run: ResidualRun) -> dict[str, Any]:
+def read_evaluation(run: Run[Any]) -> dict[str, Any]:
     """Return the evaluation of a run; raises ``UserError`` if there is none."""
     run.finished("evaluation")
     path = run.stage("evaluation") / SUMMARY
@@ -39,7 +39,7 @@ def read_evaluation(run: ResidualRun) -> dict[str, Any]:
     return read_summary(run, path.parent)
 
 
-def page(run: ResidualRun, evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
+def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
     """Return the HTML of a run's report."""
     environment = templates()
     environment.filters["playground"] = _in_playground
@@ -128,14 +128,14 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:].rstrip(".") + "."
 
 
-def energies(recipe: ResidualRecipe) -> list[tuple[str, str]]:
+def energies(recipe: Recipe) -> list[tuple[str, str]]:
     """Return kind and description of each energy."""
-    if recipe.energy is None:
+    if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:
         return []
     return [(part.kind, inspect.cleandoc(type(part).__doc__ or "").splitlines()[0]) for part in recipe.energy.split()]
 
 
-def commands(recipe: ResidualRecipe) -> list[str]:
+def commands(recipe: Recipe) -> list[str]:
     """Return the commands that reproduce the numbers."""
     is_shipped = recipe.name in recipes() and load_recipe(recipe.name) == recipe
     folder = _folder(recipe)
@@ -143,7 +143,7 @@ def commands(recipe: ResidualRecipe) -> list[str]:
     return [first, f"freenergy evaluate {quote(folder)} --json", f"freenergy report {quote(folder)}"]
 
 
-def _folder(recipe: ResidualRecipe) -> str:
+def _folder(recipe: Recipe) -> str:
     """Return the default folder of a run."""
     return f"runs/{recipe.name}"
 

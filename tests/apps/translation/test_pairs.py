@@ -7,7 +7,7 @@ import pytest
 
 from freenergy.apps.translation import pairs as module
 from freenergy.apps.translation.pairs import Pairs, read_pairs, tokenizer_for
-from freenergy.apps.translation.settings import TranslationSubject
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Silent
 from freenergy.corpus.resources import Resource
@@ -15,7 +15,7 @@ from freenergy.corpus.resources.table import File
 
 
 def read(path, **settings):
-    return read_pairs(TranslationSubject(path=str(path), **settings), Silent())
+    return read_pairs(TranslationSettings(path=str(path), **settings), Silent())
 
 
 def test_a_folder_is_read_line_by_line(toy):
@@ -139,7 +139,7 @@ def test_multi30k(real):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"path": ""}, "subject.path is empty"),
+        ({"path": ""}, "translation.path is empty"),
         ({"target": "en"}, "name two languages"),
         ({"vocabulary": 100}, "set it to 257 or more"),
         ({"longest": 1}, "set it to 2 or more"),
@@ -153,4 +153,4 @@ def test_multi30k(real):
 )
 def test_settings_that_cannot_be_are_refused(changed, words):
     with pytest.raises(UserError, match=words):
-        TranslationSubject(**{"path": "somewhere"} | changed)
+        TranslationSettings(**{"path": "somewhere"} | changed)

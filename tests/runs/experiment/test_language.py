@@ -1,4 +1,4 @@
-"""Text as a subject: perplexity by another road, paired differences, memory, checkpoints, re-sampling."""
+"""Text as a domain: perplexity by another road, paired differences, memory, checkpoints, re-sampling."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,10 @@ from freenergy.evaluation.residual_perplexity import residual_perplexity
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.networks.blocks import LaneData
 from freenergy.models.residual import Residual
-from freenergy.recipes.experiment.language import open_language
-from freenergy.recipes.experiment.settings import LanguageSubject
+from freenergy.recipes.families.language_model import LanguageModelEvaluation, LanguageModelRecipe
+from freenergy.recipes.load import load_run
+from freenergy.runs.run import Run, run
+from freenergy.training.settings import Optimisation, TrainedBase
 
 pytestmark = pytest.mark.slow
 
@@ -37,33 +39,41 @@ def settings(text):
             source=str(text), documents="paragraph", deduplicate=0, prefix=6, continuation=4, validation_share=0.1,
             test_share=0.2,
         )  # fmt: skip
-        tokenizer = BytePairTokenizer(vocab_size=280)
-        return LanguageSubject(**{"corpus": corpus, "tokenizer": tokenizer, "block": BLOCK} | changes)
+        measured = {name: changes.pop(name) for name in ("certified_windows", "candidates") if name in changes}
+        other = {"corpus": changes.pop("corpus", corpus), "tokenizer": BytePairTokenizer(vocab_size=280)}
+        base = TrainedBase(**{"block": BLOCK, **changes})
+        return LanguageModelRecipe(name="text", base=base, evaluation=LanguageModelEvaluation(**measured), **other)
 
     return make
 
 
+def opened(recipe, folder):
+    """The domain, with a corpus that is prepared in the folder."""
+    list(run(recipe, folder, stage="corpus"))
+    return recipe.domain(Run(folder, recipe), Silent())
+
+
 @pytest.fixture(scope="module")
-def subject(settings, tmp_path_factory):
+def domain(settings, tmp_path_factory):
     made = settings(certified_windows=3, candidates=5)
-    return open_language(made, tmp_path_factory.mktemp("subject"), Silent())
+    return opened(made, tmp_path_factory.mktemp("domain"))
 
 
 @pytest.fixture(scope="module")
-def measured(subject, tmp_path_factory):
+def measured(domain, tmp_path_factory):
     """Two networks, their folders and their numbers."""
     found = []
     for seed in (0, 1):
-        folder, network = tmp_path_factory.mktemp("measured"), subject.network(Rng(seed))
+        folder, network = tmp_path_factory.mktemp("measured"), domain.network(Rng(seed))
         network.module.eval()
-        found.append((network, folder, subject.measure(network, folder, Rng(5), Silent())))
+        found.append((network, folder, domain.measure(network, folder, Rng(5), Silent())))
     return found
 
 
-def test_perplexity_is_that_of_the_stream_read_block_by_block(subject, measured):
+def test_perplexity_is_that_of_the_stream_read_block_by_block(domain, measured):
     _, folder, numbers = measured[0]
-    stream = torch.from_numpy(subject.corpus.stream("test").astype(np.int64))
-    lm = HuggingFaceLM(subject.network(Rng(0)).module, eos=subject.corpus.tokenizer.eos)
+    stream = torch.from_numpy(domain.corpus.stream("test").astype(np.int64))
+    lm = HuggingFaceLM(domain.network(Rng(0)).module, eos=domain.corpus.tokenizer.eos)
     blocks = (len(stream) - 1) // BLOCK
     total = 0.0
     for b in range(blocks):
@@ -75,33 +85,33 @@ def test_perplexity_is_that_of_the_stream_read_block_by_block(subject, measured)
     assert set(kept["tokens"]) == {BLOCK}
 
 
-def test_a_block_belongs_to_the_document_of_its_first_token(subject, measured):
+def test_a_block_belongs_to_the_document_of_its_first_token(domain, measured):
     documents = load_file(measured[0][1] / "blocks.safetensors")["documents"]
-    bounds = subject.corpus.documents("test")
+    bounds = domain.corpus.documents("test")
     for b, document in enumerate(documents):
         assert bounds[document] <= b * BLOCK + 1 < bounds[document + 1]
     assert len(set(documents)) > 6
 
 
-def test_the_difference_is_paired_and_of_the_mean_over_seeds(subject, measured):
+def test_the_difference_is_paired_and_of_the_mean_over_seeds(domain, measured):
     (_, a, _), (_, b, _) = measured
-    found = subject.compare([a, b], [b, a], Rng(0))["percent lower perplexity"]
+    found = domain.compare([a, b], [b, a], Rng(0))["percent lower perplexity"]
     assert (found.value, found.low, found.high) == (0, 0, 0), "over both seeds the sides are the same networks"
-    found = subject.compare([a], [b], Rng(0))["percent lower perplexity"]
+    found = domain.compare([a], [b], Rng(0))["percent lower perplexity"]
     ours, others = (load_file(folder / "blocks.safetensors") for folder in (a, b))
     gain = (others["nats"] - ours["nats"]).sum() / ours["tokens"].sum()
     assert found.value == pytest.approx(100 * (1 - np.exp(-gain)))
     assert found.low < found.value < found.high
-    swapped = subject.compare([b], [a], Rng(0))["percent lower perplexity"]
+    swapped = domain.compare([b], [a], Rng(0))["percent lower perplexity"]
     assert np.sign(swapped.value) == -np.sign(found.value)
 
 
-def test_resampled_columns_are_those_of_the_joint_model(subject, measured):
+def test_resampled_columns_are_those_of_the_joint_model(domain, measured):
     network, _, numbers = measured[0]
-    corpus, rng = subject.corpus, Rng(5).child("resampled")
+    corpus, rng = domain.corpus, Rng(5).child("resampled")
     windows = corpus.windows("test")
     rows = choose_windows(len(windows), 3, "test", rng.child("windows"))
-    base = HuggingFaceLM(subject.network(Rng(0)).module, eos=corpus.tokenizer.eos)
+    base = HuggingFaceLM(domain.network(Rng(0)).module, eos=corpus.tokenizer.eos)
     joint = Residual(base, Logits(LogitsEnergy(), base))
     x, draws = windows.continuations(rows), rng.child("draws")
     report = residual_perplexity(
@@ -114,58 +124,54 @@ def test_resampled_columns_are_those_of_the_joint_model(subject, measured):
     assert all(weight.requires_grad for weight in network.module.parameters()), "measuring leaves the network as it was"
 
 
-def test_the_corpus_is_prepared_once_and_anew_when_the_text_changes(settings, text, tmp_path):
-    first = open_language(settings(), tmp_path, Silent())
+def test_the_corpus_is_prepared_once_and_again_when_the_text_changes(settings, text, tmp_path):
+    first = opened(settings(), tmp_path)
     mark = (tmp_path / "corpus" / "corpus.json").stat().st_mtime_ns
-    assert open_language(settings(), tmp_path, Silent()).fingerprint == first.fingerprint
+    assert opened(settings(), tmp_path).corpus.fingerprint == first.corpus.fingerprint
     assert (tmp_path / "corpus" / "corpus.json").stat().st_mtime_ns == mark
     content = text.read_text()
     try:
         text.write_text(content + "\n\nand the sea came home")
-        assert open_language(settings(), tmp_path, Silent()).fingerprint != first.fingerprint
+        assert opened(settings(), tmp_path).corpus.fingerprint != first.corpus.fingerprint
     finally:
         text.write_text(content)
 
 
-def test_fakes_begin_with_the_prefix(settings, subject, tmp_path):
-    assert subject.known == 6
-    batch = subject.data(batch_size=2, accumulate=1, rng=Rng(0)).batch(1, 0)
+def test_fakes_begin_with_the_prefix(settings, domain, tmp_path):
+    batch = domain.data(batch_size=2, accumulate=1, rng=Rng(0)).batch(1, 0)
     assert (batch.known, batch.tokens.shape) == (6, (2, BLOCK))
-    assert open_language(settings(known=0), tmp_path, Silent()).known == 0
 
 
-def test_weights_of_a_checkpoint(settings, subject, tmp_path):
-    model = subject.network(Rng(3)).module
-    save_checkpoint(model, tmp_path / "model", eos=subject.corpus.tokenizer.eos, tokenizer=subject.corpus.tokenizer)
-    warm = open_language(settings(start=str(tmp_path / "model")), tmp_path / "warm", Silent())
+def test_weights_of_a_checkpoint(settings, domain, tmp_path):
+    model = domain.network(Rng(3)).module
+    save_checkpoint(model, tmp_path / "model", eos=domain.corpus.tokenizer.eos, tokenizer=domain.corpus.tokenizer)
+    warm = opened(settings(start=str(tmp_path / "model")), tmp_path / "warm")
     for ours, stored in zip(warm.network(Rng(9)).module.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, stored)
 
 
 def test_a_memory_reads_the_text_in_its_order(settings, tmp_path):
-    made = settings(memory=8, lanes=2)
-    subject = open_language(made, tmp_path / "subject", Silent())
-    data = subject.data(batch_size=2, accumulate=1, rng=Rng(0))
+    made = settings(memory=8, optimisation=Optimisation(batch_size=2))
+    domain = opened(made, tmp_path / "domain")
+    data = domain.data(batch_size=2, accumulate=1, rng=Rng(0))
     assert isinstance(data, LaneData)
-    stream = subject.corpus.stream("train")
+    stream = domain.corpus.stream("train")
     assert data.batch(2, 0).tokens[0].tolist() == stream[BLOCK + 1 : 2 * BLOCK + 1].tolist()
-    network = subject.network(Rng(0))
+    network = domain.network(Rng(0))
     network.module.eval()
-    with_memory = subject.measure(network, tmp_path, Rng(0), Silent())["perplexity"]
-    plain = open_language(settings(), tmp_path / "plain", Silent())
+    with_memory = domain.measure(network, tmp_path, Rng(0), Silent())["perplexity"]
+    plain = opened(settings(), tmp_path / "plain")
     network = plain.network(Rng(0))
     network.module.eval()
     without = plain.measure(network, tmp_path, Rng(0), Silent())["perplexity"]
     assert with_memory != without
-    with pytest.raises(UserError, match="a memory goes on from batch to batch of 2 lanes"):
-        subject.data(batch_size=4, accumulate=1, rng=Rng(0))
 
 
 def test_refusals(settings, tmp_path):
     with pytest.raises(UserError, match="must fit the network's 256"):
-        open_language(settings(block=300), tmp_path, Silent()).network(Rng(0))
+        opened(settings(block=300), tmp_path).network(Rng(0))
     for changes, words in (
-        ({"block": 0}, "block is 0"), ({"known": BLOCK}, "known is 12"), ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"block": 0}, "block is 0"), ({"dropout": 1.0}, "dropout is 1.0"),
         ({"candidates": 2}, "candidates 2"), ({"memory": -1}, "memory is -1"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
@@ -174,4 +180,15 @@ def test_refusals(settings, tmp_path):
         source=settings().corpus.source, documents="paragraph", deduplicate=0, prefix=6, continuation=4, test_share=0.0
     )
     with pytest.raises(UserError, match="the corpus has no test text"):
-        open_language(settings(corpus=no_test), tmp_path / "other", Silent())
+        opened(settings(corpus=no_test), tmp_path / "other")
+
+
+def test_a_run_of_the_family_is_sampled_from_and_reported(settings, tmp_path, call):
+    steps = Optimisation(steps=4, batch_size=2, validate_every=2, warmup=0)
+    recipe = settings(optimisation=steps, validation_tokens=60)
+    *_, last = run(recipe, tmp_path)
+    assert [name for name, _ in last.summary["numbers"]] == ["perplexity"]
+    assert load_run(tmp_path).recipe == recipe
+    for command, *options in (["sample", "--prefix", "the sea", "--length", 3], ["verify"], ["cite"], ["report"]):
+        status, _, err = call(command, tmp_path, *options)
+        assert status == 0, err

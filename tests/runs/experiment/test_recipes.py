@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from freenergy import UserError
-from freenergy.recipes.experiment.running import run_experiment
-from freenergy.recipes.load import experiments, load_experiment, make_experiment
+from freenergy.recipes.load import experiments, load_experiment, load_run, make_experiment
+from freenergy.runs.sweep.run import run_sweep
 
 WORDS = re.findall(r"\w+", "the river runs down to a cold sea where men go out in boats and come home at night")
 GERMAN = re.findall(r"\w+", "der fluss fließt hinab zu einer kalten see wo männer in booten hinaus und nachts heim")
-SHORT = ["base.optimisation.steps=4", "base.optimisation.validate_every=2", "base.optimisation.warmup=0"]
-SHORTER = ["continued.optimisation.steps=3", "continued.optimisation.validate_every=1"]
+SHORT = [f"recipe.base.optimisation.{change}" for change in ("steps=4", "validate_every=2", "warmup=0")]
+SHORTER = ["continued.base.optimisation.steps=3", "continued.base.optimisation.validate_every=1"]
 LANGUAGE = [
-    "subject.corpus.documents=paragraph", "subject.corpus.deduplicate=0", "subject.corpus.prefix=10",
-    "subject.corpus.continuation=5", "subject.corpus.validation_share=0.1", "subject.corpus.test_share=0.2",
-    "subject.tokenizer.vocab_size=300", "subject.block=16", "subject.validation_tokens=100",
+    "recipe.corpus.documents=paragraph", "recipe.corpus.deduplicate=0", "recipe.corpus.prefix=10",
+    "recipe.corpus.continuation=5", "recipe.corpus.validation_share=0.1", "recipe.corpus.test_share=0.2",
+    "recipe.tokenizer.vocab_size=300", "recipe.base.block=16",
+    "recipe.base.validation_tokens=100", "recipe.evaluation.windows=4",
 ]  # fmt: skip
 
 
@@ -28,7 +29,7 @@ def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     rng = np.random.default_rng(0)
     path.write_text("\n\n".join(" ".join(rng.choice(WORDS, 60)) for _ in range(40)))
-    return [f'subject.corpus.source="{path}"', *LANGUAGE]
+    return [f'recipe.corpus.source="{path}"', *LANGUAGE]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def pairs(tmp_path_factory):
             (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
     small = ["vocabulary=300", "layers=1", "width=16", "heads=2", "feedforward=32", "longest=20", "batch_tokens=100",
              "resampled=[2]", "exposure_pairs=4"]  # fmt: skip
-    sizes = [f"{part}.optimisation.batch_size=100" for part in ("base", "continued")]
-    return [f'subject.path="{folder}"', *(f"subject.{each}" for each in small), *sizes]
+    sizes = [f"{part}.optimisation.batch_size=100" for part in ("recipe.base", "continued.base")]
+    return [f'recipe.translation.path="{folder}"', *(f"recipe.translation.{each}" for each in small), *sizes]
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +55,13 @@ def digits(tmp_path_factory):
         (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
     small = ["blocks=1", "features=4", "head=4", "validation=6", "validation_images=6", "test_images=6",
              "train_images=6", "sheet=4", "fake=8"]  # fmt: skip
-    sizes = [f"{part}.optimisation.batch_size=4" for part in ("base", "continued")]
-    return [f'subject.path="{folder}"', *(f"subject.{each}" for each in small), *sizes]
+    sizes = [f"{part}.optimisation.batch_size=4" for part in ("recipe.base", "continued.base")]
+    return [f'recipe.images.path="{folder}"', *(f"recipe.images.{each}" for each in small), *sizes]
 
 
 def done(name, changes, folder):
     loaded = load_experiment(name, [*SHORT, *SHORTER, *changes])
-    return run_experiment(loaded, folder), loaded
+    return run_sweep(loaded, folder), loaded
 
 
 def whole_table(table, loaded):
@@ -82,13 +83,15 @@ def test_every_experiment_is_read():
         assert about
         loaded = load_experiment(name)
         assert loaded.name == name
-        assert any(job.of for job in loaded.jobs()), "every experiment has a control of equal compute"
+        assert any(row.of for rows in loaded.variants.values() for row in rows), (
+            "every experiment has a control of equal compute"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["earm-wikitext", "earm-level"])
 def test_wikitext(text, tmp_path, name):
-    changes = [*text, "subject.certified_windows=2", "subject.candidates=4", "seeds=[0]"]
+    changes = [*text, "recipe.evaluation.certified_windows=2", "recipe.evaluation.candidates=4", "seeds=[0]"]
     table, loaded = done(name, changes, tmp_path)
     assert whole_table(table, loaded)
     assert table["columns"] == ["perplexity", "perplexity of windows", "perplexity resampled (certified)",
@@ -97,11 +100,37 @@ def test_wikitext(text, tmp_path, name):
 
 @pytest.mark.slow
 def test_start_epoch(text, tmp_path):
-    changes = [*text, "seeds=[0]", "study.start_epochs=[0,0.05]", "study.weights=[1.0]", "study.teaching.earm.length=5",
-               "study.teaching.earm.start_epoch=0"]  # fmt: skip
+    changes = [*text, "seeds=[0]", 'grid.vary={"base.earm.start_epoch"=[0,0.05]}', "grid.set.base.earm.length=5",
+               "grid.set.base.earm.start_epoch=0"]  # fmt: skip
     table, loaded = done("earm-start-epoch", changes, tmp_path)
     assert whole_table(table, loaded)
-    assert [row["start_epoch"] for row in table["rows"]] == [None, 0, 0.05, None]
+    assert [row["point"].get("start_epoch") for row in table["rows"]] == [None, 0, 0.05, None]
+
+
+@pytest.mark.slow
+def test_any_recipe_can_be_swept(text, tmp_path, call):
+    """Orders of an n-gram base with an energy: each row is a run of the family residual."""
+    corpus = {"source": text[0].split('"')[1], "documents": "paragraph", "deduplicate": 0, "prefix": 10,
+              "continuation": 5, "validation_share": 0.1, "test_share": 0.2}  # fmt: skip
+    recipe = {
+        "corpus": corpus, "tokenizer": {"vocab_size": 300}, "base": {"kind": "ngram", "order": 3},
+        "negatives": {"windows": 20, "per_prefix": 4, "validation_windows": 4, "validation_per_prefix": 7},
+        "energy": {"kind": "ngram", "order": 2},
+        "evaluation": {"windows": 6, "samples": 1, "candidates": 8, "certified_windows": 4},
+    }  # fmt: skip
+    rows = [{"name": "order 2", "set": {"base": {"order": 2}}}]
+    made = {"name": "orders", "seeds": [0, 1], "recipe": recipe, "rows": rows}
+    table = run_sweep(make_experiment(made), tmp_path)
+    assert [row["name"] for row in table["rows"]] == ["base", "order 2"]
+    assert table["columns"] == ["perplexity of the base", "certified perplexity", "certified gain %"]
+    ((ours, (value, low, high)),) = table["comparisons"][0]["on_test"]
+    assert ours == "percent lower perplexity"
+    assert low <= value <= high
+    row = tmp_path / table["rows"][1]["folders"][0]
+    assert load_run(row).recipe.base.order == 2
+    assert call("verify", row)[0] == call("sample", row, "--prefix", "the", "--length", 2)[0] == 0
+    with pytest.raises(UserError, match="rows of the family residual have no control"):
+        make_experiment({**made, "rows": [{"name": "a", "control": True}]})
 
 
 @pytest.mark.slow
@@ -116,8 +145,10 @@ def test_multi30k(pairs, tmp_path):
 
 def test_tatoeba_is_the_same_with_other_pairs():
     loaded = load_experiment("earm-tatoeba")
-    assert (loaded.subject.path, loaded.subject.source, loaded.subject.target) == ("tatoeba-en-es", "en", "es")
-    assert loaded.rows[2].teaching.earm is not None
+    (rows,) = loaded.variants.values()
+    pairs = rows[0].recipe.translation
+    assert (pairs.path, pairs.source, pairs.target) == ("tatoeba-en-es", "en", "es")
+    assert rows[3].recipe.base.earm is not None
 
 
 @pytest.mark.slow
@@ -153,14 +184,16 @@ def test_bad_recipes_are_one_sentence(call, tmp_path):
     assert status == 2
     assert "give at least one seed" in json.loads(out)["error"]
     status, _, err = call(
-        "experiment", "earm-mnist", "--set", f'subject.path="{tmp_path}/none"', "--out", tmp_path / "o"
+        "experiment", "earm-mnist", "--set", f'recipe.images.path="{tmp_path}/none"', "--out", tmp_path / "o"
     )
     assert status == 2
     assert err.count("freenergy:") == 1
 
 
-BASE = {"name": "x", "subject": {"kind": "language", "corpus": {"source": "a"}}}
-EARM = {"earm": {}}
+TEXT = {"family": "language-model", "corpus": {"source": "a"}}
+BASE = {"name": "x", "recipe": TEXT}
+EARM = {"base": {"earm": {}}}
+GRID = {"vary": {"base.earm.weight": [1.0]}, "set": EARM}
 
 
 @pytest.mark.parametrize(
@@ -169,25 +202,27 @@ EARM = {"earm": {}}
         ({"seeds": []}, "give at least one seed"),
         ({"seeds": [1, 1]}, "none of them twice"),
         ({"seeds": [-1]}, "the seed is -1"),
-        ({"name": "/"}, "take up to 100 letters"),
+        ({"name": "/"}, "without slashes"),
+        ({"name": "-"}, "take up to 100 letters"),
         ({"rows": [{"name": "a b"}, {"name": "A-B"}]}, "two rows are called 'a b' and 'A-B'"),
         ({"rows": [{"name": "base"}]}, "two rows are called 'base'"),
-        ({"rows": [{"name": "a", "control": True}]}, "rows.0: the row 'a' has a control but no E-ARM"),
-        ({"rows": [{"name": "a, control"}, {"name": "a", "control": True, "teaching": EARM}]}, "two rows are called"),
-        ({"rows": [{"name": "a", "teaching": {"earm": {"length": 0}}}]}, "rows.0.teaching.earm: length is 0"),
-        ({"rows": [{"name": "a", "teaching": {"earm": {"lengths": 1}}}]}, "did you mean length?"),
+        ({"rows": [{"name": "a", "control": True}]}, "the row 'a': the row has a control but no E-ARM"),
+        ({"rows": [{"name": "a, control"}, {"name": "a", "control": True, "set": EARM}]}, "two rows are called"),
+        ({"rows": [{"name": "a", "set": {"base": {"earm": {"length": 0}}}}]}, "rows.0, base.earm: length is 0"),
+        ({"rows": [{"name": "a", "set": {"base": {"earm": {"lengths": 1}}}}]}, "did you mean length?"),
+        ({"rows": [{"name": "a", "teaching": {}}]}, "unknown key rows.0.teaching"),
         ({"paper": {"q": {"x": 1.0}}}, "paper names the row 'q', which there is not: choose one of base"),
-        ({"subject": {"kind": "language", "corpus": {"source": "a"}, "block_": 3}}, "unknown key subject.block_"),
-        ({"subject": {"kind": "images", "block_": 3}}, "unknown key subject.block_"),
-        ({"subject": {"kind": "music"}}, "choose one of 'language', 'translation', 'images'"),
-        ({"subject": {"corpus": {"source": "a"}}}, "subject.kind is missing"),
-        ({"subject": {"kind": "translation"}}, "subject.path is missing"),
-        ({"variants": {"v": {"block_": 3}}}, "unknown key variants.v.block_"),
-        ({"variants": 3}, "variants must be sections"),
-        ({"study": {"teaching": {}, "weights": [1.0]}}, "study.teaching has no E-ARM"),
-        ({"study": {"teaching": EARM}}, "the study varies nothing"),
-        ({"study": {"teaching": EARM, "weights": [1.0, 1.0]}}, "names a value twice"),
-        ({"base": {"teaching": EARM}}, "the base has E-ARM"),
+        ({"recipe": TEXT | {"base": {"block_": 3}}}, "unknown key base.block_"),
+        ({"recipe": {"family": "images", "images": {"block_": 3}}}, "unknown key images.block_"),
+        ({"recipe": {"family": "music"}}, "family is 'music': choose one of residual"),
+        ({"recipe": {"family": "translation"}}, "translation is missing"),
+        ({"recipe": "no-such"}, "there is no recipe 'no-such'"),
+        ({"variants": {"v": {"base": {"block_": 3}}}}, "variants.v: unknown key base.block_"),
+        ({"variants": 3}, "variants is 3"),
+        ({"grid": {"vary": {}}}, "the grid varies nothing"),
+        ({"grid": GRID | {"vary": {"base.earm.weight": [1.0, 1.0]}}}, "names a value of base.earm.weight twice"),
+        ({"grid": GRID | {"full": False}}, "grid.set has no number for base.earm.weight"),
+        ({"recipe": TEXT | EARM}, "the base has E-ARM"),
         ({"rowz": []}, "unknown key rowz (did you mean rows?)"),
     ],
 )

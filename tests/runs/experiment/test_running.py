@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,13 @@ from safetensors.torch import load_file
 from scipy.stats import ttest_rel
 
 from freenergy import EARM, UserError
+from freenergy.core.checksums import verify
 from freenergy.core.errors import DivergenceError
-from freenergy.recipes.experiment import rows as engine
-from freenergy.recipes.experiment.running import run_experiment
+from freenergy.core.rng import Rng
+from freenergy.recipes import load_run
+from freenergy.recipes.families import network
+from freenergy.runs.run import run as run_recipe
+from freenergy.runs.sweep.run import run_sweep
 from freenergy.training.loop import read_records
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,14 +36,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def fixed_control(monkeypatch):
     """A clock that always says the same."""
-    monkeypatch.setattr(engine, "steps_for", lambda spent, one: CONTROL_STEPS)
+    monkeypatch.setattr(network, "steps_for", lambda spent, one: CONTROL_STEPS)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "steps_for", lambda spent, one: CONTROL_STEPS)
+        patch.setattr(network, "steps_for", lambda spent, one: CONTROL_STEPS)
         return folder, run(folder)
 
 
@@ -61,10 +64,10 @@ def test_rows_of_the_table(whole_run):
     assert table["columns"] == ["nats", "a thing without bounds"]
     for row in table["rows"]:
         for seed, where in enumerate(row["folders"]):
-            record = json.loads((folder / where / "row.json").read_text())
-            assert row["numbers"]["nats"]["seeds"][seed] == record["numbers"]["nats"]
-            assert row["cpu_seconds"]["seeds"][seed] == pytest.approx(record["cpu_seconds"])
-            assert record["cpu_seconds"] == pytest.approx(sum(cpu(folder / where)))
+            this = load_run(folder / where)
+            assert this.recipe.seed == seed
+            assert row["numbers"]["nats"]["seeds"][seed] == dict(this.recipe.numbers(this))["nats"]
+            assert row["cpu_seconds"]["seeds"][seed] == pytest.approx(sum(cpu(folder / where)))
         assert row["numbers"]["a thing without bounds"] == {"seeds": [None] * 2, "mean": None, "interval": [None] * 2}
     assert json.loads((folder / "table.json").read_text()) == table
 
@@ -73,13 +76,14 @@ def test_rows_go_on_from_the_base_and_not_from_fresh_weights(fixed_control, tmp_
     """With a learning rate of nothing a row ends with the base's weights; from scratch it does not."""
     steps = {"steps": 2, "batch_size": 4, "validate_every": 1, "learning_rate": 1e-12, "weight_decay": 0.0}
     rows = [{"name": "on"}, {"name": "anew", "scratch": True}]
-    run(tmp_path, experiment(seeds=[0], rows=rows, continued={"optimisation": steps}))
+    run(tmp_path, experiment(seeds=[0], rows=rows, continued={"base": {"optimisation": steps}}))
     base, on, anew = (
-        load_file(tmp_path / "seed-0" / name / "weights.safetensors")["weight"] for name in ("base", "on", "anew")
+        load_file(tmp_path / "seed-0" / name / "base" / "weights.safetensors")["weight"]
+        for name in ("base", "on", "anew")
     )
     assert torch.allclose(base, on, atol=1e-9)
     assert torch.equal(base, anew), "the same teaching from scratch is the base once more"
-    fresh = world.Bigram(engine.Rng(0).child("experiment").child("weights")).module.weight
+    fresh = world.Bigram(Rng(0).child("experiment").child("weights")).module.weight
     assert not torch.allclose(base, fresh, atol=1e-3)
 
 
@@ -117,7 +121,7 @@ def test_kill_9(tmp_path, kill_at):
     command = [sys.executable, str(Path(__file__).with_name("world.py"))]
     subprocess.run([*command, str(tmp_path / "whole")], check=True)
     killed, seed = tmp_path / "killed", tmp_path / "killed" / "seed-0"
-    for moment in ("base/training/checkpoint.safetensors", "e-arm/training/checkpoint.safetensors"):
+    for moment in ("base/base/training/checkpoint.safetensors", "e-arm/base/training/checkpoint.safetensors"):
         kill_at([*command, str(killed)], seed / moment)
     assert not (killed / "table.json").exists()
     subprocess.run([*command, str(killed)], check=True)
@@ -146,37 +150,46 @@ def test_what_is_done_is_not_done_again(whole_run):
     assert idle.compared == 0
 
 
-def test_a_base_whose_weights_are_gone_is_made_again(whole_run):
+def test_a_row_is_a_run(whole_run):
+    """It is verified and run again by itself, in its place in the sweep."""
     folder, table = whole_run
-    weights = folder / "seed-0" / "base" / "weights.safetensors"
+    world.ChainRecipe.world = World()
+    row = folder / table["rows"][2]["folders"][1]
+    assert verify(row).damaged == ()
+    this = load_run(row)
+    assert [result.was_cached for result in run_recipe(this.recipe, row)] == [True, True]
+    weights = row / "base" / "weights.safetensors"
     before = weights.read_bytes()
-    weights.unlink()
-    (folder / "seed-0" / "smooth" / "weights.safetensors").unlink()  # nobody needs these any more
-    assert run(folder)["rows"][1] == table["rows"][1]
-    assert weights.read_bytes() == before
+    shutil.rmtree(row / "base")
+    list(run_recipe(this.recipe, row))
+    assert weights.read_bytes() == before, "it begins with the weights of the first row"
+    shutil.rmtree(folder / table["rows"][0]["folders"][1] / "base")
+    shutil.rmtree(row / "base")
+    with pytest.raises(UserError, match=r"the stage base of .*seed-1/base is not finished"):
+        list(run_recipe(this.recipe, row))
 
 
 def test_changes_redo_what_depends_on_them(whole_run):
     folder, _ = whole_run
-    kept = (folder / "seed-0" / "base" / "row.json").stat().st_mtime_ns
-    others = (folder / "seed-0" / "smooth" / "row.json").stat().st_mtime_ns
-    made = experiment()
-    smoother = replace(made.rows[0], teaching=replace(made.rows[0].teaching, label_smoothing=0.2))
-    run(folder, replace(made, rows=(smoother, made.rows[1])))
-    assert (folder / "seed-0" / "base" / "row.json").stat().st_mtime_ns == kept
-    assert (folder / "seed-0" / "smooth" / "row.json").stat().st_mtime_ns > others
+    done = {name: folder / "seed-0" / name / "base" / "stage.json" for name in ("base", "smooth", "e-arm")}
+    before = {name: path.stat().st_mtime_ns for name, path in done.items()}
+    rows = world.recipe()["rows"]
+    rows[0]["set"]["base"]["label_smoothing"] = 0.2
+    run(folder, experiment(rows=rows))
+    after = {name: path.stat().st_mtime_ns for name, path in done.items()}
+    assert [name for name in done if after[name] > before[name]] == ["smooth"]
     with pytest.raises(Killed):
         run(folder, world=World(Life(0), fingerprint="other data"))
 
 
 def test_what_only_measuring_reads_trains_nothing(whole_run):
     folder, _ = whole_run
-    weights = folder / "seed-0" / "e-arm" / "weights.safetensors"
-    before = weights.stat().st_mtime_ns, (folder / "seed-0" / "e-arm" / "row.json").stat().st_mtime_ns
-    made = experiment()
-    run(folder, replace(made, subject=replace(made.subject, candidates=99)))
-    assert weights.stat().st_mtime_ns == before[0]
-    assert (folder / "seed-0" / "e-arm" / "row.json").stat().st_mtime_ns > before[1]
+    row = folder / "seed-0" / "e-arm"
+    trained, measured = row / "base" / "stage.json", row / "measurement" / "stage.json"
+    before = trained.stat().st_mtime_ns, measured.stat().st_mtime_ns
+    run(folder, experiment(set={"chain": {"candidates": 99}}))
+    assert trained.stat().st_mtime_ns == before[0]
+    assert measured.stat().st_mtime_ns > before[1]
 
 
 def test_a_control_costs_what_its_row_costs(tmp_path):
@@ -186,13 +199,14 @@ def test_a_control_costs_what_its_row_costs(tmp_path):
         spent = sum(cpu(seed / "e-arm"))
         one = float(np.median(cpu(seed / "base")))
         stored = json.loads((seed / "e-arm-control" / "control.json").read_text())
+        del stored["key"]
         assert stored == {"steps": max(1, round(spent / one)), "cpu_seconds": pytest.approx(spent),
                           "step_seconds": pytest.approx(one), "step_of": "base"}  # fmt: skip
-        assert json.loads((seed / "e-arm-control" / "row.json").read_text())["steps"] == stored["steps"]
+        assert len(cpu(seed / "e-arm-control")) == stored["steps"]
 
 
 def records(folder, key):
-    return [record[key] for record in read_records(folder / "training")]
+    return [record[key] for record in read_records(folder / "base" / "training")]
 
 
 def cpu(folder):
@@ -202,8 +216,8 @@ def cpu(folder):
 def test_a_control_with_scheduled_sampling_is_timed_by_such_a_row(fixed_control, tmp_path):
     twice = {"scheduled": {"most": 0.5}}
     rows = [
-        {"name": "scheduled", "teaching": twice},
-        {"name": "both", "control": True, "teaching": {**twice, "earm": {"length": 4, "start_epoch": 0}}},
+        {"name": "scheduled", "set": {"base": twice}},
+        {"name": "both", "control": True, "set": {"base": {**twice, "earm": {"length": 4, "start_epoch": 0}}}},
     ]
     run(tmp_path, experiment(seeds=[0], rows=rows))
     control = tmp_path / "seed-0" / "both-control"
@@ -215,9 +229,6 @@ def test_a_control_s_steps_are_decided_once(whole_run):
     control = folder / "seed-0" / "e-arm-control"
     stored = json.loads((control / "control.json").read_text())
     (control / "control.json").write_text(json.dumps(stored | {"steps": 5}))
-    for name in ("row.json", "weights.safetensors"):
-        (control / name).unlink()
-    shutil.rmtree(control / "training")
     table = run(folder)
     assert table["rows"][-1]["steps"] == [5, CONTROL_STEPS]
     rates = records(control, "learning_rate")
@@ -226,35 +237,49 @@ def test_a_control_s_steps_are_decided_once(whole_run):
 
 def test_rows_of_one_seed_see_the_same_batches(fixed_control, tmp_path):
     """A row with nothing added and one with E-ARM's tiny weight begin with the same cross-entropy."""
-    rows = [{"name": "plain"}, {"name": "E-ARM", "teaching": {"earm": {"length": 4, "start_epoch": 0, "weight": 1e-9}}}]
+    rows = [
+        {"name": "plain"},
+        {"name": "E-ARM", "set": {"base": {"earm": {"length": 4, "start_epoch": 0, "weight": 1e-9}}}},
+    ]
     run(tmp_path, experiment(seeds=[0], rows=rows))
     plain, earm = records(tmp_path / "seed-0" / "plain", "loss"), records(tmp_path / "seed-0" / "e-arm", "metrics")
     assert plain == pytest.approx([found["cross_entropy"] for found in earm], rel=1e-6)
 
 
-def test_a_study_has_a_row_for_each_point_and_one_control(fixed_control, tmp_path):
-    study = {"start_epochs": [0, 1], "weights": [0.5, 1.0], "teaching": {"earm": {"length": 4}}}
-    table = run(tmp_path, experiment(seeds=[0], rows=[], study=study))
-    points = [row for row in table["rows"] if row["kind"] == "study"]
-    assert [(row["start_epoch"], row["weight"]) for row in points] == [(0, 0.5), (0, 1), (1, 0.5), (1, 1)]
-    assert {row["control"] for row in points} == {"study, control"}
-    crossed = experiment(seeds=[0], rows=[], study={**study, "full": False})
-    assert [job.point for job in crossed.jobs() if job.point] == [(0, 1), (1, 1), (1, 0.5)]
+def grid(epochs, weights=(), **more):
+    vary = (
+        {"base.earm.start_epoch": epochs, "base.earm.weight": weights} if weights else {"base.earm.start_epoch": epochs}
+    )
+    usual = {"base": {"earm": {"length": 4, "start_epoch": 1, "weight": 1.0}}}
+    return experiment(seeds=[0], rows=[], grid={"vary": vary, "set": usual, **more})
 
 
-def test_the_control_of_a_study_costs_what_the_costliest_point_costs(tmp_path):
-    study = {"start_epochs": [0, 1], "teaching": {"earm": {"length": 4}}}
-    run(tmp_path, experiment(seeds=[0], rows=[], study=study))
+def test_a_grid_has_a_row_for_each_point_and_one_control(fixed_control, tmp_path):
+    table = run(tmp_path, grid([0, 1], [0.5, 1.0]))
+    points = [row for row in table["rows"] if row["kind"] == "grid"]
+    assert [(row["point"]["start_epoch"], row["point"]["weight"]) for row in points] == [
+        (0, 0.5),
+        (0, 1),
+        (1, 0.5),
+        (1, 1),
+    ]
+    assert points[0]["name"] == "E-ARM, start epoch 0, weight 0.5"
+    assert {row["control"] for row in points} == {"grid, control"}
+    (rows,) = grid([0, 1], [0.5, 1.0], full=False).variants.values()
+    assert [tuple(row.point.values()) for row in rows if row.point] == [(0, 1), (1, 1), (1, 0.5)]
+
+
+def test_the_control_of_a_grid_costs_what_the_most_expensive_point_costs(tmp_path):
+    run(tmp_path, grid([0, 1]))
     seed = tmp_path / "seed-0"
     spent = [sum(cpu(path)) for path in sorted(seed.glob("e-arm-*"))]
     assert len(spent) == 2
-    stored = json.loads((seed / "study-control" / "control.json").read_text())
+    stored = json.loads((seed / "grid-control" / "control.json").read_text())
     assert stored["cpu_seconds"] == pytest.approx(max(spent))
 
 
 def test_until_e_arm_begins_a_row_from_scratch_is_the_base(fixed_control, tmp_path):
-    study = {"start_epochs": [1], "teaching": {"earm": {"length": 4}}, "control": False}
-    run(tmp_path, experiment(seeds=[0], rows=[], study=study))
+    run(tmp_path, grid([1], control=False))
     point = next((tmp_path / "seed-0").glob("e-arm-*"))
     base, point = (records(path, "loss") for path in (tmp_path / "seed-0" / "base", point))
     assert base[:4] == point[:4]
@@ -262,33 +287,38 @@ def test_until_e_arm_begins_a_row_from_scratch_is_the_base(fixed_control, tmp_pa
 
 
 def test_variants_are_done_side_by_side(fixed_control, tmp_path):
-    made = experiment(seeds=[0], rows=[{"name": "plain"}], variants={"small": {"block": 8}, "big": {"block": 16}})
-    assert [settings.block for settings in made.subjects.values()] == [8, 16]
+    made = experiment(
+        seeds=[0],
+        rows=[{"name": "plain"}],
+        variants={"small": {"chain": {"block": 8}}, "big": {"chain": {"block": 16}}},
+    )
+    assert [rows[1].recipe.chain.block for rows in made.variants.values()] == [8, 16]
     table = run(tmp_path, made)
     assert [row["name"] for row in table["rows"]] == ["small: base", "small: plain", "big: base", "big: plain"]
     assert [each["other"] for each in table["comparisons"]] == ["small: base", "big: base"]
-    assert (tmp_path / "small" / "seed-0" / "plain" / "row.json").is_file()
+    assert (tmp_path / "small" / "seed-0" / "plain" / "measurement" / "stage.json").is_file()
 
 
 def test_only_one_process_works_in_a_folder(tmp_path):
-    def again(settings, place, progress):
-        return run_experiment(experiment(), tmp_path, opener=again)
+    class Again(World):
+        def network(self, rng):
+            return run_sweep(experiment(), tmp_path)
 
     with pytest.raises(UserError, match="another process is running in"):
-        run_experiment(experiment(), tmp_path, opener=again)
+        run(tmp_path, world=Again())
 
 
 def test_files_of_others_are_left_alone(tmp_path):
-    precious = tmp_path / "seed-0" / "smooth" / "thesis.tex"
+    precious = tmp_path / "seed-0" / "smooth" / "base" / "thesis.tex"
     precious.parent.mkdir(parents=True)
     precious.write_text("years of work")
-    with pytest.raises(UserError, match="holds files that no experiment has made"):
+    with pytest.raises(UserError, match="holds files that no run has made"):
         run(tmp_path)
     assert precious.read_text() == "years of work"
 
 
 def test_e_arm_that_never_begins_is_refused_before_anything_is_trained(tmp_path):
-    rows = [{"name": "late", "teaching": {"earm": {"length": 4, "start_epoch": 3}}}]
+    rows = [{"name": "late", "set": {"base": {"earm": {"length": 4, "start_epoch": 3}}}}]
     with pytest.raises(UserError, match=r"E-ARM starts at epoch 3, but training ends after 1\.50 epochs"):
         run(tmp_path, experiment(rows=rows))
     assert not list(tmp_path.rglob("metrics.jsonl"))
@@ -300,6 +330,7 @@ def test_a_row_that_diverges_is_told_and_the_others_go_on(fixed_control, tmp_pat
 
     monkeypatch.setattr(EARM, "__call__", diverge)
     table = run(tmp_path)
+    assert run(tmp_path, world=World(Life(0))) == table, "it is not tried again"
     told = {row["name"]: row["diverged"] for row in table["rows"]}
     assert told == {
         "base": None, "smooth": None, "E-ARM": "the negative phase diverged at step 1", "E-ARM, control": None

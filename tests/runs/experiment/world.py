@@ -1,9 +1,11 @@
-"""A subject so small that an experiment on it takes no time: rows of a Markov chain over three tokens."""
+"""A family so small that a sweep over it takes no time: rows of a Markov chain over three tokens."""
 
 import json
 import math
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -12,9 +14,10 @@ from torch import nn
 from freenergy.core.files import read_json, write_json
 from freenergy.evaluation.perplexity import measured_rate
 from freenergy.lm.networks.protocol import Batch
-from freenergy.recipes.experiment import rows as engine
-from freenergy.recipes.experiment.running import run_experiment
+from freenergy.recipes.families import FAMILIES, network
+from freenergy.recipes.families.network import NetworkRecipe, TrainedNetwork, WeightsFile, learning, measuring
 from freenergy.recipes.load import make_experiment
+from freenergy.runs.sweep.run import run_sweep
 
 V, T, CONTROL_STEPS = 3, 6, 9
 CHAIN = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.4, 0.1, 0.5]])
@@ -85,10 +88,8 @@ class Life:
             raise Killed
 
 
-class World:
-    """The subject."""
-
-    main_column = "nats"
+class World(WeightsFile):
+    """The domain."""
 
     def __init__(self, life=None, fingerprint=""):
         self.life, self.fingerprint, self.compared = life or Life(), fingerprint, 0
@@ -115,18 +116,53 @@ class World:
         return {"nats": measured_rate(a - b, np.ones(len(a)))}
 
 
+@dataclass(frozen=True)
+class ChainSettings:
+    MEASURING: ClassVar = ("candidates",)
+
+    block: int = 4
+    candidates: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainRecipe(NetworkRecipe[TrainedNetwork]):
+    """What a family of one's own needs."""
+
+    main_column: ClassVar[str] = "nats"
+    world: ClassVar[World] = World()
+
+    family: Literal["chain"] = "chain"
+    chain: ChainSettings = field(default_factory=ChainSettings)
+    base: TrainedNetwork = field(default_factory=TrainedNetwork)
+
+    def data_stages(self):
+        return ()
+
+    def domain(self, run, progress):
+        return self.world
+
+    def learning_inputs(self, progress):
+        return [learning(self.chain), self.world.fingerprint]
+
+    def measuring_inputs(self):
+        return measuring(self.chain)
+
+
+FAMILIES["chain"] = f"{__name__}:ChainRecipe"
+
+
 def recipe(**changes):
     """Base, two rows, one of them with a control."""
     steps = {"steps": 8, "batch_size": 4, "validate_every": 4, "warmup": 0, "checkpoint_seconds": 0.0}
+    continued = {**steps, "steps": 6, "validate_every": 3, "learning_rate": 0.02}
     return {
-        "name": "chain",
+        "name": "a chain",
         "seeds": [0, 1],
-        "subject": {"kind": "language", "corpus": {"source": "none"}},
-        "base": {"optimisation": {**steps, "learning_rate": 0.05}},
-        "continued": {"optimisation": {**steps, "steps": 6, "validate_every": 3, "learning_rate": 0.02}},
+        "recipe": {"family": "chain", "base": {"optimisation": {**steps, "learning_rate": 0.05}}},
+        "continued": {"base": {"optimisation": continued}},
         "rows": [
-            {"name": "smooth", "teaching": {"label_smoothing": 0.1}},
-            {"name": "E-ARM", "control": True, "teaching": {"earm": {"length": 4, "start_epoch": 0}}},
+            {"name": "smooth", "set": {"base": {"label_smoothing": 0.1}}},
+            {"name": "E-ARM", "control": True, "set": {"base": {"earm": {"length": 4, "start_epoch": 0}}}},
         ],
         **changes,
     }
@@ -137,8 +173,8 @@ def experiment(**changes):
 
 
 def run(folder, made=None, world=None):
-    world = world or World()
-    return run_experiment(made or experiment(), folder, opener=lambda settings, place, progress: world)
+    ChainRecipe.world = world or World()
+    return run_sweep(made or experiment(), folder)
 
 
 def contents(folder):
@@ -159,13 +195,13 @@ def _timeless(path):
 def strip(value):
     """Without what a clock has said."""
     if isinstance(value, dict):
-        clocks = ("seconds", "cpu_seconds", "step_seconds", "budget")
+        clocks = ("seconds", "cpu_seconds", "step_seconds", "budget", "files", "mark")
         return {key: strip(each) for key, each in value.items() if key not in clocks}
     return [strip(each) for each in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    engine.steps_for = lambda spent, one: CONTROL_STEPS
+    network.steps_for = lambda spent, one: CONTROL_STEPS
     slow = {"steps": 60, "batch_size": 4, "validate_every": 20, "warmup": 0, "checkpoint_seconds": 0.0}
-    run(Path(sys.argv[1]), experiment(seeds=[0], continued={"optimisation": slow}))
+    run(Path(sys.argv[1]), experiment(seeds=[0], continued={"base": {"optimisation": slow}}))

@@ -7,27 +7,29 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from freenergy.recipes.experiment.table import summed
 from freenergy.report.experiment_figures import curves, draw_experiment, losses, study
+from freenergy.runs.sweep.table import summed
 
 EPOCH = 4
 
 
 def write(folder, losses, validations, metrics=None):
     """Records of a training; a validation every second step."""
-    (folder / "training").mkdir(parents=True)
+    (folder / "base" / "training").mkdir(parents=True)
     records = [
         {"step": step, "loss": loss, "metrics": metrics or {}, "validation": validations[step // 2 - 1] if step % 2 == 0
          else None}
         for step, loss in enumerate(losses, start=1)
     ]  # fmt: skip
-    (folder / "training" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "base" / "training" / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
 
 
 def row(name, kind, folders, **more):
     found = {"name": name, "variant": "", "kind": kind, "control": None, "numbers": {"perplexity": summed([9.0, 10.0])}}
     found |= {"epoch_steps": EPOCH, "epochs": [1.0, 1.0], "scratch": kind == "base", "folders": folders}
-    return found | {"validation": summed([1.0, 2.0]), "start_epoch": None, "weight": None} | more
+    return found | {"validation": summed([1.0, 2.0]), "point": {}} | more
 
 
 @pytest.fixture
@@ -80,14 +82,14 @@ def test_losses_show_base_row_and_control(tmp_path, rows):
 
 def points(epochs, weights):
     return [
-        row(f"{e} {w}", "study", [], start_epoch=e, weight=w, control="study, control", scratch=True)
+        row(f"{e} {w}", "grid", [], point={"start_epoch": e, "weight": w}, control="grid, control", scratch=True)
         for e in epochs
         for w in weights
     ]
 
 
 def test_the_study_has_a_line_for_each_weight_and_each_start(tmp_path, rows):
-    made = [*rows[:1], *points([0.5, 1.0, 1.5], [1.0, 4.0]), row("study, control", "control", rows[2]["folders"])]
+    made = [*rows[:1], *points([0.5, 1.0, 1.5], [1.0, 4.0]), row("grid, control", "control", rows[2]["folders"])]
     drawing = study(made, "perplexity")
     for label in ("weight 1", "weight 4", "start epoch 0.5", "start epoch 1.5", "control"):
         assert f">{label}<" in drawing.svg
@@ -103,7 +105,7 @@ def test_a_number_that_is_missing_is_no_point(tmp_path, rows):
 
 
 def test_files_are_whole_and_the_same_each_time(tmp_path, rows):
-    measured = tmp_path / "seed-0" / "e-arm" / "measured"
+    measured = tmp_path / "seed-0" / "e-arm" / "measurement"
     measured.mkdir()
     save_file({"samples": np.zeros((4, 8, 8, 1), dtype=np.uint8)}, measured / "samples.safetensors")
     table = {"rows": rows, "main_column": "perplexity"}

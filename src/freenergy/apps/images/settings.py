@@ -20,7 +20,7 @@ Binarise = Literal["stochastic", "threshold", "none"]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSubject:
+class ImageSettings:
     """Images in a folder, and the network that learns them.
 
     ``binarise`` makes pixels black or white: "stochastic" a pixel is 1 with a probability equal to its intensity,
@@ -30,7 +30,6 @@ class ImageSubject:
 
     MEASURING: ClassVar[tuple[str, ...]] = ("test_images", "train_images", "sheet")
 
-    kind: Literal["images"] = "images"
     path: str = "mnist"  # a folder with the idx files of MNIST or the binary version of CIFAR-10
     network: Literal["pixelcnn", "gated-pixelcnn"] = "pixelcnn"
     preset: Literal["small", "paper"] = "small"
@@ -54,7 +53,7 @@ class ImageSubject:
             raise UserError(f"kernel is {self.kernel}, but PixelCNN's is always 3: leave it out or use gated-pixelcnn")
 
 
-def build_module(settings: ImageSubject, shape: ImageShape) -> PixelModule:
+def build_module(settings: ImageSettings, shape: ImageShape) -> PixelModule:
     """Build the network, with torch's initial weights."""
     blocks, features, head, kernel = _sizes(settings, shape)
     match settings.network:
@@ -64,7 +63,7 @@ def build_module(settings: ImageSubject, shape: ImageShape) -> PixelModule:
             return GatedPixelCNN(shape, blocks=blocks, features=features, head=head, kernel=kernel)
 
 
-def _sizes(settings: ImageSubject, shape: ImageShape) -> tuple[int, int, int, int]:
+def _sizes(settings: ImageSettings, shape: ImageShape) -> tuple[int, int, int, int]:
     """Return blocks, features, head and kernel: those that are set, otherwise the preset's."""
     is_plain = settings.network == "pixelcnn"
     if settings.preset == "small":

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import final
 
-from freenergy.apps.translation.settings import TranslationSubject
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json
 from freenergy.core.progress import Progress
@@ -46,7 +46,7 @@ class Splits:
     test: Pairs
 
 
-def read_pairs(settings: TranslationSubject, progress: Progress) -> Splits:
+def read_pairs(settings: TranslationSettings, progress: Progress) -> Splits:
     """Load the pairs of all splits; raises ``UserError`` if one is empty."""
     place = locate(settings.path, progress)
     if settings.path in RESOURCES and not Path(settings.path).expanduser().exists():
@@ -70,7 +70,7 @@ def tokenizer_for(train: Pairs, vocabulary: int, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _from_files(folder: Path, split: str, settings: TranslationSubject) -> Pairs:
+def _from_files(folder: Path, split: str, settings: TranslationSettings) -> Pairs:
     source, target = (_lines(_find(folder, f"{split}.{language}")) for language in (settings.source, settings.target))
     if len(source) != len(target):
         raise UserError(
@@ -87,7 +87,7 @@ def _find(folder: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise UserError(
-        f"there is no {name} or {name}.gz in {folder}: check subject.path, the names of the splits and the languages"
+        f"there is no {name} or {name}.gz in {folder}: check translation.path, the splits and the languages"
     )
 
 
@@ -105,7 +105,7 @@ def _without_blanks(pairs: Pairs) -> Pairs:
     return Pairs([source for source, _ in kept], [target for _, target in kept])
 
 
-def _from_resource(settings: TranslationSubject, folder: Path) -> Splits:
+def _from_resource(settings: TranslationSettings, folder: Path) -> Splits:
     """Read a table with a language in each of its first two columns, as in its name (``…-en-es``)."""
     resource = RESOURCES[settings.path]
     languages = resource.name.split("-")[-2:]
@@ -122,7 +122,7 @@ def _from_resource(settings: TranslationSubject, folder: Path) -> Splits:
     for name in ("train", "validation", "test"):
         columns = dict(zip(languages, zip(*splits[name], strict=True), strict=True)) if splits[name] else {}
         if not columns:
-            raise UserError(f"{resource.name} leaves no pair for the {name} split: change subject.held_out_share")
+            raise UserError(f"{resource.name} leaves no pair for the {name} split: change translation.held_out_share")
         parts.append(Pairs(list(columns[settings.source]), list(columns[settings.target])))
     return Splits(*parts)
 

@@ -5,7 +5,7 @@ of pairs comes in one file; a share of it is held out twice, for validation and 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
@@ -13,12 +13,11 @@ from freenergy.core.errors import UserError
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TranslationSubject:
+class TranslationSettings:
     """Pairs of sentences, and the encoder–decoder that learns to translate the one into the other."""
 
     MEASURING: ClassVar[tuple[str, ...]] = ("test", "beams", "resampled", "lengths", "exposure_pairs")
 
-    kind: Literal["translation"] = "translation"
     path: str  # a folder of files SPLIT.LANGUAGE, or the name of a resource of pairs
     source: str = "en"
     target: str = "de"
@@ -42,9 +41,9 @@ class TranslationSubject:
     def __post_init__(self) -> None:
         for name in ("path", "source", "target", "train", "validation", "test"):
             if not getattr(self, name):
-                raise UserError(f"subject.{name} is empty: name {_MEANING.get(name, 'a split of the pairs')}")
+                raise UserError(f"translation.{name} is empty: name {_MEANING.get(name, 'a split of the pairs')}")
         if self.source == self.target:
-            raise UserError(f"subject.source and subject.target are both {self.source!r}: name two languages")
+            raise UserError(f"translation.source and translation.target are both {self.source!r}: name two languages")
         check_range(self, "layers", "width", "heads", "feedforward", "beams", at_least=1, section=_SECTION)
         check_range(self, "vocabulary", at_least=257, section=_SECTION)
         check_range(self, "longest", at_least=2, section=_SECTION)
@@ -60,7 +59,7 @@ class TranslationSubject:
         for name in ("resampled", "lengths"):
             numbers = getattr(self, name)
             if list(numbers) != sorted(set(numbers)) or min(numbers, default=1) < 1:
-                raise UserError(f"subject.{name} is {list(numbers)}: give ascending numbers, each 1 or more")
+                raise UserError(f"translation.{name} is {list(numbers)}: give ascending numbers, each 1 or more")
 
 
 _SECTION = "subject."

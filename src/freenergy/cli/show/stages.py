@@ -24,7 +24,7 @@ def show_stage(result: StageResult) -> None:
 
 def _show(result: StageResult) -> None:
     match result.name:
-        case "corpus":
+        case "corpus" if "splits" in result.summary:
             _show_corpus(result.summary)
         case "negatives":
             _show_negatives(result.summary)
@@ -33,15 +33,18 @@ def _show(result: StageResult) -> None:
             OUT.print(f"  {drawn['draws']} draws for each of {drawn['windows']:,} {drawn['split']} prefixes")
         case "energy":
             _show_energy(result.summary)
-        case "base":
-            facts = [f"{key.replace('_', ' ')} {short(value)}" for key, value in result.summary.items()]
-            OUT.print("  " + escape(", ".join(facts)))
         case "baselines":
             for name, record in result.summary.items():
                 cost = f"{short(record['parameters'])} parameters, {record['cpu_seconds'] / 60:.1f} CPU minutes"
                 OUT.print(f"  {escape(name)}: {cost}")
         case "evaluation":
             show_evaluation(result.summary)
+        case "measurement":
+            for name, value in result.summary["numbers"]:
+                OUT.print(f"  {escape(name)}: {significant(value)}")
+        case _:
+            facts = [f"{key.replace('_', ' ')} {short(value)}" for key, value in result.summary.items()]
+            OUT.print("  " + escape(", ".join(facts)))
 
 
 def _show_corpus(summary: dict[str, Any]) -> None:

@@ -12,6 +12,9 @@ from freenergy.core.errors import UserError
 DEFAULT = "residual"
 FAMILIES = {
     DEFAULT: "freenergy.recipes.families.residual:ResidualRecipe",
+    "language-model": "freenergy.recipes.families.language_model:LanguageModelRecipe",
+    "translation": "freenergy.apps.translation.family:TranslationRecipe",
+    "images": "freenergy.apps.images.family:ImagesRecipe",
 }
 
 

@@ -5,15 +5,20 @@ P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
 corpus → base → negatives → energy → candidates → baselines → evaluation
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 from pydantic import Field
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
+from freenergy.core.rng import Rng
 from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.registry import AnyEnergy
+from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.noise.settings import NegativeSettings
 from freenergy.recipes.families.common import CommonRecipe
@@ -75,6 +80,11 @@ class ResidualRecipe(CommonRecipe):
         check_baselines(self.baselines)
         check_split(self.corpus, self.evaluation.split)
 
+    @property
+    def corpus_seed(self) -> int:
+        """Decides how the corpus is split."""
+        return self.seed
+
     def stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stages that the sections ask for."""
         from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives
@@ -85,6 +95,52 @@ class ResidualRecipe(CommonRecipe):
         if self.baselines:
             chosen.append(baselines.STAGE)
         return (*chosen, evaluation.STAGE)
+
+    @property
+    def main_column(self) -> str:
+        """The number of a table that figures show."""
+        return "perplexity of the base" if self.energy is None else "certified perplexity"
+
+    @property
+    def is_plain(self) -> bool:
+        """False: no row stands for the cost of another's steps."""
+        return False
+
+    def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
+        """Returns what was measured, column by column."""
+        from freenergy.recipes.stages.residual_rows import row_numbers
+
+        return row_numbers(run)
+
+    def history(self, run: "Run[Any]") -> dict[str, Any]:
+        """Returns what the run has cost."""
+        from freenergy.recipes.stages.residual_rows import row_history
+
+        return row_history(run)
+
+    def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
+        """Returns the paired differences of runs of the same seeds."""
+        from freenergy.recipes.stages.residual_rows import compare_rows
+
+        return compare_rows(ours, others, rng)
+
+    def check_first_row(self) -> None:
+        """Any recipe may be the first row."""
+
+    def check_rows(self, rows: Sequence[Any], folder: Path, progress: Progress) -> None:
+        """Every row is checked when its stages are planned."""
+
+    def control(self) -> "ResidualRecipe":
+        """There are no controls of equal compute in this family."""
+        raise UserError("rows of the family residual have no control: add [[baselines]] of kind longer to the recipe")
+
+    def control_steps(self, of: "Sequence[Run[Any]]", plain: "Mapping[str, Run[Any]]") -> dict[str, Any]:
+        """See ``control``."""
+        raise NotImplementedError
+
+    def with_steps(self, steps: int) -> "ResidualRecipe":
+        """See ``control``."""
+        raise NotImplementedError
 
 
 ResidualRun = Run[ResidualRecipe]

@@ -21,17 +21,24 @@ from freenergy.training.settings import TrainedBase
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.base
-    inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": settings}
-    checkpoint = None
+    if isinstance(settings, TrainedBase):
+        _check_ranks(settings)
+    checkpoint, made_of = base_inputs(settings, progress)
+    inputs = {"seed": run.recipe.seed, "settings": settings, **made_of}
+    return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
+
+
+def base_inputs(
+    settings: TrainedBase | NgramBase | PretrainedBase | RemoteBase, progress: Progress
+) -> "tuple[_Checkpoint | None, dict[str, Any]]":
+    """Returns the checkpoint that a base begins as, and what a stage's key needs to know of that or of the preset."""
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
             checkpoint = _checkpoint(name, progress)
-            inputs["checkpoint"] = checkpoint.fingerprint
+            return checkpoint, {"checkpoint": checkpoint.fingerprint}
         case TrainedBase(preset=name):
-            inputs["preset"] = _preset(name)
-    if isinstance(settings, TrainedBase):
-        _check_ranks(settings)
-    return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
+            return None, {"preset": _preset(name)}
+    return None, {}
 
 
 def _check_ranks(settings: TrainedBase) -> None:

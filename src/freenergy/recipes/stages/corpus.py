@@ -16,7 +16,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings, sources = located(run.recipe.corpus, run.folder, progress)
     tokenizer = run.recipe.tokenizer
     inputs: dict[str, Any] = {
-        "seed": run.recipe.seed,
+        "seed": run.recipe.corpus_seed,
         "settings": settings,
         "tokenizer": tokenizer,
         "files": {split: [identity(path) for path in paths] for split, paths in sources.items()},
@@ -28,7 +28,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
     text = "docstrings of the installed packages" if is_fallback else settings.source or settings.train
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
-        found = prepare(settings, tokenizer, sources, folder, run.recipe.seed, progress, workers=run.workers)
+        found = prepare(settings, tokenizer, sources, folder, run.recipe.corpus_seed, progress, workers=run.workers)
         return {"text": text} | found.to_json()
 
     return Plan(inputs, work)

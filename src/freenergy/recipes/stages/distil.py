@@ -50,7 +50,7 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
-from freenergy.recipes.load import load_run
+from freenergy.recipes.load import load_text_run
 from freenergy.recipes.open_run import load
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.negatives import stored_identity
@@ -70,7 +70,7 @@ def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: 
 
     What is done is read, and what was interrupted goes on and ends with the same bits.
     """
-    run, out = load_run(Path(folder).resolve()), Path(out).resolve()
+    run, out = load_text_run(Path(folder).resolve()), Path(out).resolve()
     _check_run(run)
     key = _key(run, settings)
     _check_out(out, key)

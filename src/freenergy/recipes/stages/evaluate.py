@@ -26,7 +26,7 @@ from freenergy.evaluation.summary import Subject
 from freenergy.lm.load import load_lm
 from freenergy.noise.store import Identity, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
-from freenergy.recipes.load import load_run
+from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.candidates import draw_candidates
 from freenergy.recipes.stages.evaluation import (
     STAGE,
@@ -68,7 +68,7 @@ def evaluate(
     folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, workers: WorkerPool = _IN_PROCESS
 ) -> dict[str, Any]:
     """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
-    this = load_run(folder, workers)
+    this = load_text_run(folder, workers)
     if this.recipe.energy is None:
         raise UserError(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "

@@ -1,38 +1,18 @@
-"""From the name of a text to a prepared corpus."""
+"""From the name of a text to its files."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import fingerprint, read_json, write_json
+from freenergy.core.files import file_hash
 from freenergy.core.progress import Progress
-from freenergy.corpus import Corpus, CorpusSettings, PretrainedTokenizer, TokenizerSettings, prepare
+from freenergy.corpus import CorpusSettings
 from freenergy.corpus.resources import RESOURCES, ResourceUnavailable, docstrings_corpus, fetch, locate
 from freenergy.corpus.settings import SPLITS
-from freenergy.lm.load import locate_model
 
 FALLBACK = "docstrings"
-_SEED = 0  # a corpus is split alike for all seeds of an experiment
-_BEGUN = "begun.json"
-
-
-def open_corpus(settings: CorpusSettings, tokenizer: TokenizerSettings, folder: Path, progress: Progress) -> Corpus:
-    """The corpus in ``folder``, prepared unless it was, or anew where settings or files have changed."""
-    settings, sources = located(settings, folder.parent, progress)
-    files = {split: [identity(path) for path in paths] for split, paths in sources.items()}
-    key: list[Any] = [repr(settings), repr(tokenizer), files]
-    if isinstance(tokenizer, PretrainedTokenizer):
-        tokenizer = replace(tokenizer, path=str(locate_model(tokenizer.path, progress)))
-        key.append(identity(Path(tokenizer.path)))
-    mark = {"key": fingerprint(key)}
-    if not (folder / _BEGUN).is_file() or read_json(folder / _BEGUN) != mark:
-        shutil.rmtree(folder, ignore_errors=True)
-        write_json(folder / _BEGUN, mark)
-    prepare(settings, tokenizer, sources, folder, _SEED, progress)
-    return Corpus.open(folder)
 
 
 def located(
@@ -67,7 +47,9 @@ def located(
     return settings, {split: [found / name] for split, name in resource.splits.items()}
 
 
-def identity(path: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files, as make would look at them."""
+def identity(path: Path) -> list[tuple[str, int, int | str]]:
+    """Returns names, sizes and times of the files, as make would look at them; of the docstrings, their content."""
+    if path.stem == FALLBACK:  # each run writes its own file of them
+        return [(path.name, path.stat().st_size, file_hash(path))]
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

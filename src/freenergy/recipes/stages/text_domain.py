@@ -1,4 +1,4 @@
-"""Running text as the subject of an experiment.
+"""Text as a domain: a causal language model that is trained on blocks of a corpus.
 
     perplexity = exp(Σ_b nats_b / Σ_b tokens_b)        over the blocks b of the test text, one after the other
     percent    = 100 · (1 − exp(−G)),   G = Σ_b (nats of the other − nats of ours)_b / Σ_b tokens_b
@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from torch.nn.functional import cross_entropy
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, read_arrays
+from freenergy.core.files import atomic_write, read_arrays, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
@@ -29,79 +29,73 @@ from freenergy.energies.logits import Logits, LogitsEnergy
 from freenergy.evaluation.bootstrap import paired_bootstrap
 from freenergy.evaluation.perplexity import Measurement, bounded_exp, choose_windows
 from freenergy.evaluation.residual_perplexity import residual_perplexity
+from freenergy.lm.checkpoints import checkpoint_fingerprint, load_checkpoint, save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
-from freenergy.lm.load import locate_model
+from freenergy.lm.load import RECORD
 from freenergy.lm.networks.blocks import BlockData, LaneData
 from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.networks.protocol import Network, Recurrent
 from freenergy.models.residual import Residual
-from freenergy.recipes.experiment.settings import LanguageSubject
-from freenergy.recipes.stages.text import open_corpus
+from freenergy.recipes.families.language_model import LanguageModelRecipe
 from freenergy.training.tasks.language_model import start_model
 
-_BLOCKS = "blocks.safetensors"
+_BLOCKS, _MODEL = "blocks.safetensors", "model"
 _ROWS = 8  # blocks read at once
 
 
-def open_language(settings: LanguageSubject, folder: Path, progress: Progress) -> "Language":
-    """The subject, with its corpus in ``folder``."""
-    start = locate_model(settings.start, progress) if settings.start else None
-    corpus = open_corpus(settings.corpus, settings.tokenizer, folder / "corpus", progress)
-    return Language(settings, corpus, start)
-
-
 @final
-class Language:
+class Text:
     """A causal language model on a corpus."""
 
-    main_column = "perplexity"
-
-    def __init__(self, settings: LanguageSubject, corpus: Corpus, start: Path | None) -> None:
-        self.settings, self.corpus, self.start = settings, corpus, start
-        self.fingerprint = corpus.fingerprint
-        if settings.split not in corpus.splits:
+    def __init__(self, recipe: LanguageModelRecipe, corpus: Corpus, start: Path | None) -> None:
+        self.recipe, self.base, self.settings = recipe, recipe.base, recipe.evaluation
+        self.corpus, self.start = corpus, start
+        if self.settings.split not in corpus.splits:
             raise UserError(
-                f"the corpus has no {settings.split} text: give corpus.{settings.split}, or set subject.split to "
-                f"{' or '.join(corpus.splits[1:])}"
+                f"the corpus has no {self.settings.split} text: give corpus.{self.settings.split}, or set "
+                f"evaluation.split to {' or '.join(corpus.splits[1:])}"
             )
 
     def network(self, rng: Rng) -> CausalNetwork:
-        """Fresh weights, or those of a checkpoint."""
-        settings = self.settings
-        model = start_model(
-            self.corpus,
-            self.start,
-            rng,
-            preset_name=settings.preset,
-            block=settings.block,
-            dropout=settings.dropout,
-            section="subject",
-        )
-        return CausalNetwork(model, memory=settings.memory, rows=settings.lanes)
+        """Returns a network with fresh weights, or those of a checkpoint."""
+        base = self.base
+        sizes: dict[str, Any] = {"preset_name": base.preset, "block": base.block, "dropout": base.dropout}
+        model = start_model(self.corpus, self.start, rng, section="base", **sizes)
+        return CausalNetwork(model, memory=base.memory, rows=base.optimisation.batch_size)
 
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> BlockData | LaneData:
-        """Blocks of the training text; with a memory they come in the order of the text."""
-        settings, train, validation = self.settings, self.corpus.stream("train"), self.corpus.stream("validation")
-        sizes = {"block": settings.block, "known": self.known, "validation_tokens": settings.validation_tokens}
-        if not settings.memory:
-            return BlockData(train, validation, batch_size=batch_size, accumulate=accumulate, rng=rng, **sizes)
-        if batch_size != settings.lanes or accumulate != 1:
-            raise UserError(
-                f"a memory goes on from batch to batch of {settings.lanes} lanes, and optimisation has batch_size "
-                f"{batch_size} and accumulate {accumulate}: set subject.lanes to the batch size, and accumulate to 1"
-            )
-        return LaneData(train, validation, batch_size=batch_size, **sizes)
+        """Returns blocks of the training text; with a memory they come in the order of the text.
 
-    @property
-    def known(self) -> int:
-        """Tokens of a block that a fake row begins with: by default the prefix, where the energy will be read."""
-        settings = self.settings
-        return min(self.corpus.prefix, settings.block - 1) if settings.known is None else settings.known
+        A fake row begins with the prefix of the corpus, where the energy will be read.
+        """
+        train, validation = self.corpus.stream("train"), self.corpus.stream("validation")
+        known = min(self.corpus.prefix, self.base.block - 1)
+        sizes = {"block": self.base.block, "known": known, "validation_tokens": self.base.validation_tokens}
+        if self.base.memory:
+            return LaneData(train, validation, batch_size=batch_size, **sizes)
+        return BlockData(train, validation, batch_size=batch_size, accumulate=accumulate, rng=rng, **sizes)
+
+    def save(self, network: Network, folder: Path) -> None:
+        """Write a checkpoint, and the record by which ``load_base`` finds it."""
+        model: Any = network.module
+        tokenizer = self.corpus.tokenizer
+        save_checkpoint(model, folder / _MODEL, eos=tokenizer.eos, tokenizer=tokenizer)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        record = {"kind": "huggingface", "path": _MODEL, "parameters": parameters}
+        write_json(folder / RECORD, record | {"fingerprint": checkpoint_fingerprint(folder / _MODEL)})
+
+    def is_saved(self, folder: Path) -> bool:
+        """Returns whether the record is there, which is written last."""
+        return (folder / RECORD).is_file()
+
+    def restore(self, network: Network, folder: Path) -> None:
+        """Read the weights of a checkpoint."""
+        network.module.load_state_dict(load_checkpoint(folder / _MODEL)[0].state_dict())
 
     def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
         """Perplexity of the test text, and of its windows with re-sampling where that is asked for."""
         nats, tokens = self._nats(network, progress)
-        starts = np.arange(len(nats)) * self.settings.block + 1
+        starts = np.arange(len(nats)) * self.base.block + 1
         documents = np.searchsorted(self.corpus.documents(self.settings.split), starts, side="right") - 1
         with atomic_write(folder / _BLOCKS) as aside:
             save_file({"nats": nats, "tokens": tokens, "documents": documents.astype(np.int64)}, aside)
@@ -121,14 +115,14 @@ class Language:
     def _nats(self, network: Network, progress: Progress) -> tuple[Float[np.ndarray, " W"], Float[np.ndarray, " W"]]:
         """Of each block of the text, and its tokens."""
         stream = self.corpus.stream(self.settings.split)
-        sizes = {"block": self.settings.block, "known": 0, "validation_tokens": len(stream)}
-        memory = network if isinstance(network, Recurrent) and self.settings.memory else None
+        sizes = {"block": self.base.block, "known": 0, "validation_tokens": len(stream)}
+        memory = network if isinstance(network, Recurrent) and self.base.memory else None
         blocks = (
             LaneData(stream, stream, batch_size=1, **sizes)
             if memory
             else BlockData(stream, stream, batch_size=_ROWS, accumulate=1, rng=Rng(), **sizes)
         )
-        total, done = (len(stream) - 1) // self.settings.block, 0
+        total, done = (len(stream) - 1) // self.base.block, 0
         # made at once: small arrays that stay, made between logits, would keep the room of each of those from the next
         nats, tokens = np.zeros(total), np.zeros(total)
         with progress.track("perplexity", total, "blocks") as advance, memory.apart() if memory else nullcontext():

@@ -1,4 +1,4 @@
-"""Images as the subject of an experiment: bits per dimension and drawn images.
+"""Images as a domain: bits per dimension and drawn images.
 
     bits/dim = − log q(x) / (pixels · ln 2),      the mean over images
 
@@ -25,32 +25,31 @@ from torch.nn.functional import cross_entropy
 from freenergy.apps.images.batches import ImageData
 from freenergy.apps.images.pixelcnn import ImageShape, PixelNetwork
 from freenergy.apps.images.read import ImageSet, as_tokens, read_images
-from freenergy.apps.images.settings import ImageSubject, build_module
+from freenergy.apps.images.settings import ImageSettings, build_module
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
+from freenergy.recipes.families.network import WeightsFile
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time
 
 
-def open_images(settings: ImageSubject, folder: Path, progress: Progress) -> "Images":
-    """Read the images; nothing is kept in ``folder``, for they are read in a second."""
+def open_images(settings: ImageSettings, progress: Progress) -> "Images":
+    """Read the images."""
     images = read_images(Path(settings.path).expanduser())
     progress.say(f"{settings.path}: {len(images.train)} training and {len(images.test)} test images")
     return Images(settings, images)
 
 
 @final
-class Images:
-    """The subject of the settings."""
+class Images(WeightsFile):
+    """The images of the settings, and the network that learns them."""
 
-    main_column = "bits/dim test"
-
-    def __init__(self, settings: ImageSubject, images: ImageSet) -> None:
+    def __init__(self, settings: ImageSettings, images: ImageSet) -> None:
         self.settings = settings
         count, height, width, channels = images.train.shape
         if settings.validation >= count:

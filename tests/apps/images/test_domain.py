@@ -1,4 +1,4 @@
-"""Images as a subject: bits per dimension, drawn images, paired comparisons."""
+"""Images as a domain: bits per dimension, drawn images, paired comparisons."""
 
 import math
 import struct
@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_1samp
 
-from freenergy.apps.images import ImageSubject, open_images
+from freenergy.apps.images import ImageSettings, open_images
+from freenergy.apps.images.domain import nats_of
 from freenergy.apps.images.pixelcnn import ImageShape
 from freenergy.apps.images.settings import build_module
-from freenergy.apps.images.subject import nats_of
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
@@ -36,11 +36,11 @@ def folder(tmp_path):
 
 def settings(folder, **changes):
     small = {"blocks": 1, "features": 4, "head": 4, "validation": 10, "validation_images": 8, "train_images": 6}
-    return ImageSubject(path=str(folder), sheet=3, fake=4, **{**small, **changes})
+    return ImageSettings(path=str(folder), sheet=3, fake=4, **{**small, **changes})
 
 
 def opened(folder, **changes):
-    return open_images(settings(folder, **changes), folder, Silent())
+    return open_images(settings(folder, **changes), Silent())
 
 
 @pytest.mark.parametrize("network", ["pixelcnn", "gated-pixelcnn"])
@@ -183,7 +183,7 @@ def test_what_cannot_be_compared_is_said(folder, tmp_path):
 )
 def test_settings_are_checked(changes, words):
     with pytest.raises(UserError, match=words):
-        ImageSubject(**changes)
+        ImageSettings(**changes)
 
 
 def test_too_much_validation_is_refused(folder):

@@ -1,4 +1,4 @@
-"""Translation as the subject of an experiment: what is learned, what is measured, how two systems compare.
+"""Translation as a domain: what is learned, what is measured, how two systems compare.
 
 ``measure`` leaves in its folder what ``compare`` and people read:
 
@@ -18,7 +18,7 @@ from freenergy.apps.translation.batches import EncodedPairs, PairData
 from freenergy.apps.translation.decoding import Decoding
 from freenergy.apps.translation.pairs import Splits, read_pairs, tokenizer_for
 from freenergy.apps.translation.quality import bleu, by_words, chrf, paired_tests, rouge, sacrebleu_scores
-from freenergy.apps.translation.settings import TranslationSubject
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.apps.translation.statistics import Statistics, difference, ratio_of
 from freenergy.apps.translation.translator import Translator, build
 from freenergy.apps.translation.truth import LogProbs, TruthFile, likelier, log_probs
@@ -29,21 +29,22 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
+from freenergy.recipes.families.network import WeightsFile
 
 _TRUTH, _TEST, _OWN, _TRUE = "truth.safetensors", "test", "own_prefix", "true_prefix"
 
 
-def open_translation(settings: TranslationSubject, folder: Path, progress: Progress) -> "Translation":
-    """The subject, with its tokenizer in ``folder``."""
+def open_translation(settings: TranslationSettings, folder: Path, progress: Progress) -> "Translation":
+    """Returns the domain, with its tokenizer in ``folder``."""
     splits = read_pairs(settings, progress)
     return Translation(settings, splits, tokenizer_for(splits.train, settings.vocabulary, folder))
 
 
 @final
-class Translation:
+class Translation(WeightsFile):
     """An encoder–decoder that translates sentences."""
 
-    def __init__(self, settings: TranslationSubject, splits: Splits, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: TranslationSettings, splits: Splits, tokenizer: Tokenizer) -> None:
         self.settings, self.tokenizer, self.test = settings, tokenizer, splits.test
         learned = [[part.source, part.target] for part in (splits.train, splits.validation)]
         self.fingerprint = fingerprint([learned, tokenizer.fingerprint])
@@ -54,7 +55,8 @@ class Translation:
         )
         if not len(self._train):
             raise UserError(
-                f"no training pair of {settings.path} has at most {settings.longest} tokens: set subject.longest higher"
+                f"no training pair of {settings.path} has at most {settings.longest} tokens: set translation.longest "
+                "higher"
             )
 
     def network(self, rng: Rng) -> Translator:

@@ -1,1 +1,0 @@
-"""Rows of a table, seeds, a control of equal compute: what a method is worth."""

@@ -1,0 +1,228 @@
+"""What the families have in common that train one network which maps a context to logits.
+
+    data → base → measurement         base: the network, trained from fresh weights or from those of another run
+
+In a sweep, the control of a row is the row without E-ARM, for as many steps as cost the same CPU time.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
+
+from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress, Silent
+from freenergy.core.rng import Rng
+from freenergy.evaluation.perplexity import Measurement
+from freenergy.lm.networks.protocol import Data, Network
+from freenergy.objectives.earm import EARM
+from freenergy.recipes.families.common import CommonRecipe
+from freenergy.runs.keys import without_defaults
+from freenergy.runs.run import Run, Stage, run
+from freenergy.training.checkpoint import restore_weights, save_weights
+from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
+from freenergy.training.loop import read_records
+from freenergy.training.settings import Optimisation, TrainedBase
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
+
+BASE, MEASUREMENT, TRAINING = "base", "measurement", "training"
+_WEIGHTS = "weights.safetensors"
+_SILENT = Silent()
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """What a network learns, and how it is judged: text, translations, images."""
+
+    def network(self, rng: Rng) -> Network:
+        """Returns a network with fresh weights."""
+        ...
+
+    def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> Data:
+        """Returns the rows of training and validation."""
+        ...
+
+    def save(self, network: Network, folder: Path) -> None:
+        """Write the weights."""
+        ...
+
+    def is_saved(self, folder: Path) -> bool:
+        """Returns whether the weights are written."""
+        ...
+
+    def restore(self, network: Network, folder: Path) -> None:
+        """Read the weights."""
+        ...
+
+    def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
+        """Returns the numbers of a table row, by column, on the test split; ``folder`` gets what ``compare`` needs."""
+        ...
+
+    def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
+        """Returns the differences ours − others with 95 % intervals, paired, over the folders of the same seeds."""
+        ...
+
+
+class WeightsFile:
+    """Keeps the weights of a network in one file; a mix-in of domains."""
+
+    def save(self, network: Network, folder: Path) -> None:
+        """Write the weights."""
+        save_weights(folder / _WEIGHTS, network.module)
+
+    def is_saved(self, folder: Path) -> bool:
+        """Returns whether the weights are written."""
+        return (folder / _WEIGHTS).is_file()
+
+    def restore(self, network: Network, folder: Path) -> None:
+        """Read the weights."""
+        restore_weights(folder / _WEIGHTS, network.module)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedNetwork:
+    """How a network is taught and optimised, where the domain has its sizes."""
+
+    label_smoothing: float = 0.0
+    level: float = 0.0  # weight of S², which holds the level of the logits near 0
+    scheduled: ScheduledSampling | None = None  # rows that hold the network's own predictions
+    earm: EARM | None = None  # the network learns to be an energy too
+    optimisation: Optimisation = field(default_factory=Optimisation)
+
+    def __post_init__(self) -> None:
+        _ = self.lm_loss  # refuses what it cannot be
+
+    @property
+    def lm_loss(self) -> LanguageModelLoss:
+        """The loss that the network is trained with."""
+        return LanguageModelLoss(
+            label_smoothing=self.label_smoothing, level=self.level, scheduled=self.scheduled, earm=self.earm
+        )
+
+
+B = TypeVar("B", TrainedNetwork, TrainedBase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkRecipe(CommonRecipe, Generic[B]):
+    """A recipe that trains one network."""
+
+    base: B
+    begin_from: str = ""  # a finished run of the same family whose weights training begins with, seen from this run
+
+    @abstractmethod
+    def data_stages(self) -> tuple[Stage[Any], ...]:
+        """Returns the stages that prepare the data."""
+
+    @abstractmethod
+    def domain(self, run: "Run[Any]", progress: Progress) -> Domain:
+        """Returns the domain, with the data that the run has prepared."""
+
+    @abstractmethod
+    def learning_inputs(self, progress: Progress) -> Any:
+        """Returns what decides the training, apart from seed, ``base`` and the prepared data."""
+
+    @abstractmethod
+    def measuring_inputs(self) -> Any:
+        """Returns what decides the numbers, apart from the network."""
+
+    @property
+    @abstractmethod
+    def main_column(self) -> str:
+        """The number that figures show."""
+
+    def stages(self) -> tuple[Stage[Any], ...]:
+        """Returns the stages in order."""
+        from freenergy.recipes.stages import network
+
+        return (*self.data_stages(), network.BASE_STAGE, network.MEASUREMENT_STAGE)
+
+    def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
+        """Returns what was measured, column by column."""
+        return [(name, value) for name, value in run.finished(MEASUREMENT)["summary"]["numbers"]]
+
+    def history(self, run: "Run[Any]") -> dict[str, Any]:
+        """Returns how the training went; also of one that has diverged."""
+        from freenergy.recipes.stages.network import training_history
+
+        return training_history(run.stage(BASE))
+
+    def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
+        """Returns the paired differences of runs of the same seeds."""
+        a, b = ([each.stage(MEASUREMENT) for each in side] for side in (ours, others))
+        return self.domain(ours[0], _SILENT).compare(a, b, rng)
+
+    def check_rows(self, rows: "Sequence[NetworkRecipe[B]]", folder: Path, progress: Progress) -> None:
+        """Refuse, before anything is trained, a row that would end before its E-ARM begins."""
+        for stage in self.data_stages()[-1:]:
+            for _ in run(self, folder, stage=stage.name, progress=progress):
+                pass
+        domain = self.domain(Run(folder, self), progress)
+        network = domain.network(Rng())
+        for row in rows:
+            steps = row.base.optimisation
+            data = domain.data(batch_size=steps.batch_size, accumulate=steps.accumulate, rng=Rng())
+            AutoregressiveTask(network, data, row.base.lm_loss).check(steps.steps)
+
+    def check_first_row(self) -> None:
+        """Refuse E-ARM in the row that all others are compared with."""
+        if self.base.earm is not None:
+            raise UserError("the base has E-ARM: leave recipe.base.earm out, and give E-ARM to a row")
+
+    def control(self) -> "NetworkRecipe[B]":
+        """Returns the recipe of a row's control; ``control_steps`` says how many steps it has."""
+        if self.base.earm is None:
+            raise UserError(
+                "the row has a control but no E-ARM: a control is a row without its E-ARM, so leave control out or "
+                "give it base.earm"
+            )
+        return replace(self, base=replace(self.base, earm=None))
+
+    def with_steps(self, steps: int) -> "NetworkRecipe[B]":
+        """Returns the recipe with other steps; the schedule is stretched to them."""
+        return replace(self, base=replace(self.base, optimisation=replace(self.base.optimisation, steps=steps)))
+
+    def control_steps(self, of: "Sequence[Run[Any]]", plain: "Mapping[str, Run[NetworkRecipe[B]]]") -> dict[str, Any]:
+        """Returns how many steps of the control cost what the most expensive of its rows has cost.
+
+        The cost of one step is taken from a row without E-ARM, with scheduled sampling where the control has it. Where
+        there is none the first row stands in: its steps are cheaper, so the control gets more than its due.
+        """
+        spent = max(float(each.recipe.history(each)["cpu_seconds"]) for each in of)
+        scheduled = self.base.scheduled is None
+        alike = [name for name, each in plain.items() if (each.recipe.base.scheduled is None) == scheduled]
+        name = (alike or list(plain))[0]
+        one = median(record["cpu_seconds"] for record in read_records(plain[name].stage(BASE) / TRAINING))
+        return {"steps": steps_for(spent, one), "cpu_seconds": spent, "step_seconds": one, "step_of": name}
+
+    @property
+    def is_plain(self) -> bool:
+        """True when a step is one of cross-entropy alone."""
+        return self.base.earm is None
+
+
+def learning(settings: Any) -> dict[str, Any]:
+    """Returns the settings that decide what is learned: those that the class does not list as ``MEASURING``."""
+    return {name: value for name, value in _changed(settings).items() if name not in settings.MEASURING}
+
+
+def measuring(settings: Any) -> dict[str, Any]:
+    """Returns the settings that only measuring reads: a change of these trains nothing."""
+    return {name: value for name, value in _changed(settings).items() if name in settings.MEASURING}
+
+
+def _changed(settings: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = without_defaults(settings)
+    return changed
+
+
+def steps_for(spent: float, one: float) -> int:
+    """Returns how many steps of ``one`` second cost what was spent, at least one.
+
+    >>> steps_for(100.0, 0.4), steps_for(0.1, 0.4)
+    (250, 1)
+    """
+    return max(1, round(spent / one)) if one > 0 else 1

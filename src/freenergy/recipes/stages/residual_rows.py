@@ -1,0 +1,83 @@
+"""Runs of residual models as rows of a table.
+
+    percent lower perplexity = 100 · (1 − exp(−Σ_w (log P_ours − log P_other)_w / Σ_w tokens_w))
+
+log P of a window w is certified where there is an energy (``partition.certified_gain``). Rows are paired window by
+window; the interval is over documents.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, read_tensors
+from freenergy.core.rng import Rng
+from freenergy.corpus import Corpus
+from freenergy.evaluation.bootstrap import paired_bootstrap
+from freenergy.evaluation.perplexity import Measurement
+from freenergy.partition import certified_gain
+from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.candidates import open_candidates
+from freenergy.recipes.stages.evaluation import SUMMARY
+
+BASE_COLUMN, CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
+
+
+def row_numbers(run: ResidualRun) -> list[tuple[str, float | None]]:
+    """Returns the columns of the table."""
+    run.finished("evaluation")
+    summary = read_json(run.stage("evaluation") / SUMMARY)
+    found = [(BASE_COLUMN, summary["base"]["perplexity"]["token"])]
+    if joint := summary.get("joint"):
+        found += [(CERTIFIED_COLUMN, joint["perplexity"]["certified"]), ("certified gain %", joint["gain"]["percent"])]
+    return found
+
+
+def row_history(run: ResidualRun) -> dict[str, Any]:
+    """Returns the cost of all stages; there is no one training whose steps could be told."""
+    stages = [run.finished(stage.name) for stage in run.recipe.stages()]
+    spent = sum(record.get("cpu_seconds") or 0.0 for record in stages)
+    steps = int(run.finished("base")["summary"].get("steps", 0))
+    return {"steps": steps, "epoch_steps": None, "best_step": None, "validation": None, "cpu_seconds": spent}
+
+
+def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng: Rng) -> dict[str, Measurement]:
+    """Returns by how much our perplexity is lower, where both sides have an energy."""
+    if any(run.recipe.energy is None for run in (*ours, *others)):
+        return {}
+    a, b = ([_scored(run) for run in side] for side in (ours, others))
+    for one in (*a, *b):
+        if not np.array_equal(one.tokens, a[0].tokens):
+            raise UserError(
+                f"{ours[0].folder} and {others[0].folder} were measured on other windows: give all rows the same "
+                "corpus and evaluation, and the same seeds"
+            )
+    log_a, log_b = (np.mean([one.log_prob for one in side], axis=0) for side in (a, b))
+    return {"percent lower perplexity": paired_bootstrap(log_a, log_b, a[0].tokens, a[0].documents, rng)}
+
+
+class _Scores(NamedTuple):
+    log_prob: np.ndarray
+    tokens: np.ndarray
+    documents: np.ndarray
+
+
+def _scored(run: ResidualRun) -> _Scores:
+    """Returns the certified log-probabilities of a run's windows."""
+    parts = [read_tensors(path) for path in _shards(run.stage("evaluation") / "scores")]
+    log_base, energy, lengths = (
+        torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
+    )
+    corpus = Corpus.open(run.stage("corpus"))
+    rows = open_candidates(run, corpus).rows.numpy()
+    documents = corpus.windows(run.recipe.evaluation.split).documents[rows]
+    log_prob = log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])
+    return _Scores(log_prob.numpy(), lengths[:, 0].numpy(), documents)
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
