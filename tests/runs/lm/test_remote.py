@@ -259,7 +259,7 @@ FAULTS = {
     "nan": (score, {}, "gave nan as the log-probability of token 4"),
     "short-lists": (names, {}, "all 11 tokens were asked for and the server at {url} gave"),
     "max5": (names, {}, "refused (Requested sample logprobs of 11, more than 5): start vLLM with --max-logprobs 11"),
-    "chat+short-lists": (lambda lm: draw(lm, Truncation(top_k=4)), {}, "4 log-probabilities a token were asked for"),
+    "chat+short-lists": (lambda lm: draw(lm, Truncation(top_k=4)), {}, "4 log-probabilities per token were requested"),
     "ignore-truncation": (lambda lm: draw(lm, Truncation(top_k=2), 50), {}, "it ignores top_k or top_p"),
     "processed": (lambda lm: draw(lm, Truncation(top_k=4), 50), {}, "always sum to one, so its log-probabilities are"),
     "chat+no-echo+processed": (score, {}, "neither scores prompts (echo) nor gives the raw log-probability"),
