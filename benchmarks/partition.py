@@ -1,4 +1,4 @@
-"""Three ways to draw for log Z at equal cost: the variance of Ẑ beside that of independent draws.
+"""Three ways to draw for log Z at equal cost: the variance of Ẑ compared with independent draws.
 
     python benchmarks/partition.py [--repeats 400] [--stories FOLDER] [--out benchmarks/results/partition.json]
 

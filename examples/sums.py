@@ -5,11 +5,11 @@
     python examples/sums.py [--quick] [--seed 0] [--json] [--plot docs/figures/sums.png]
 
 The base is a small transformer that was not trained for long, so its answers are nearly right and rarely right. The
-energy E = α·(log P_LM − log Q) + w·pool(h_Q) + b, with Q at first a copy of the base, learns to tell right sums from
-the base's own (ranking noise-contrastive estimation, fresh negatives at every step). Then n candidates are drawn from
-the base and one is taken with probability proportional to e^{−E}. The share of right answers must rise from that of the
-base (n = 1) towards the share of problems for which any of the n candidates is right, which is the ceiling. Problems of
-the test are never seen in training.
+energy E = α·(log P_LM − log Q) + w·pool(h_Q) + b, with Q at first a copy of the base, learns to distinguish right sums
+from the base's own (ranking noise-contrastive estimation, fresh negatives at every step). Then n candidates are drawn
+from the base and one is taken with probability proportional to e^{−E}. The share of right answers must rise from that
+of the base (n = 1) towards the share of problems for which any of the n candidates is right, which is the ceiling.
+Problems of the test are never seen in training.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def train_base(settings: Settings, rng: Rng) -> HuggingFaceLM:
 
 
 def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> LogRatio:
-    """A copy Q of the base, held against it, learns to tell right answers from the base's."""
+    """A copy Q of the base, held against it, learns to distinguish right answers from the base's."""
     energy = LogRatio(LogRatioEnergy(alpha=1.0, pool="sum"), base)
     source, objective, B = FromBase(base, settings.space), RankingNCE(), settings.energy_batch
 

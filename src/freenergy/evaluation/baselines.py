@@ -1,7 +1,7 @@
-"""Other language models on the same windows as base and joint.
+"""Other language models on the same windows as the base and the residual model.
 
 A baseline is a normalised language model, so its perplexity needs no bounds. What the residual model is worth shows
-beside one that had the same parameters and compute: where even the joint's certificate loses, the verdict says so.
+next to one that had the same parameters and compute: where even its certificate loses, the verdict says so.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Compared(NamedTuple):
 
 
 def compare(against_base: Compared, against_joint: Compared | None, rng: Rng) -> dict[str, Any]:
-    """What is told of one baseline; ``against_joint`` holds the joint's certified log-probabilities."""
+    """Report on one baseline; ``against_joint`` holds the certified log-probabilities of the residual model."""
     counts, log_p = against_base.counts, against_base.baseline
     token, word, byte = (counts.perplexity(log_p, unit) for unit in ("token", "word", "byte"))
     of_base = against_base.percent(rng.child("base"))
@@ -47,11 +47,11 @@ def compare(against_base: Compared, against_joint: Compared | None, rng: Rng) ->
 
 
 def _verdict(less: Measurement) -> str:
-    """In words who is better: ``less`` is by how much the baseline's perplexity is below the joint's certified one."""
+    """Say which is better: ``less`` is how far the baseline's perplexity is below the certified one."""
     if less.value is None or less.low is None or less.high is None:
-        return "there is too little text to tell it from the residual model"
+        return "there is too little text to compare it with the residual model"
     if less.low > 0:
-        return f"the residual model loses to it: perplexity is {less.value:.1f} % lower than the joint's certified one"
+        return f"the residual model loses to it: perplexity is {less.value:.1f} % lower than the certified one"
     if less.high < 0:
-        return f"the residual model is better: perplexity is {-less.value:.1f} % higher than the joint's certified one"
+        return f"the residual model is better: perplexity is {-less.value:.1f} % higher than the certified one"
     return "no difference from the residual model's certified perplexity is shown"

@@ -1,11 +1,11 @@
 """How much better one model is than another on the same text: paired bootstrap over documents.
 
-    percent = 100 · (1 − exp(−G)),      G = Σ_d (log A_d − log B_d) / Σ_d t_d      nats a token
+    percent = 100 · (1 − exp(−G)),      G = Σ_d (log A_d − log B_d) / Σ_d t_d      nats per token
 
 Both models read the same windows, so what makes a window hard for both falls out of the difference. A resample draws D
 of the D documents with replacement and computes G again. With few documents the spread of resamples is too narrow: by
-√((D − 1)/D), and by the normal tails where Student's t has wider ones. Both are mended by taking wider quantiles of the
-resamples (Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 5.3):
+√((D − 1)/D), and by the normal tails where Student's t has wider ones. Both are corrected by taking wider quantiles
+of the resamples (Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 5.3):
 
     from α = Φ(−√(D/(D − 1)) · t_{97.5 %, D − 1})   to   1 − α
 
@@ -13,7 +13,7 @@ No resample lies beyond the best and the worst document, and all D documents are
 2^(D − 1): with fewer than six that alone is more than 5 %, so the interval is then the linearised one with Student's t.
 
 The interval of the residual model's gain is not made here: ``certified`` takes the linearised t interval of the same
-paired differences. It needs no random numbers, it can be told at any D ≥ 2, and the gain per sequence is a mean, for
+paired differences. It needs no random numbers, it exists at any D ≥ 2, and the gain per sequence is a mean, for
 which both agree. Between two language models, whose difference per token is less near to normal, the resamples follow
 the shape of it.
 """
@@ -45,7 +45,7 @@ def paired_bootstrap(
     ``a`` and ``b`` are log-probabilities of the same windows, which stand in these documents.
     """
     if resamples < 100:
-        raise UserError(f"{resamples} resamples tell no interval: ask for 100 or more")
+        raise UserError(f"{resamples} resamples are too few for an interval: ask for 100 or more")
     d = np.unique(documents, return_inverse=True)[1]
     gain, t = np.bincount(d, a - b), np.bincount(d, tokens)
     D = len(t)

@@ -5,12 +5,12 @@
     upper:     log Z by Eq. 4 of Deng et al. (2020), too high where its diagnostics are good
     certified: log Z by log[(w(x) + Σ_{i<n} w_i) / n], the true text x among the candidates
 
-    g = log P_certified(x) − log P_LM(x),     G = Σ_d g_d / Σ_d t_d nats a token,     percent = 100 · (1 − exp(−G))
+    g = log P_certified(x) − log P_LM(x),     G = Σ_d g_d / Σ_d t_d nats per token,     percent = 100 · (1 − exp(−G))
 
 In expectation the certified perplexity is an upper bound on that of the text which importance resampling with n
-candidates emits, at every n (``partition.certificate``). g is a difference between joint and base on the same window,
-so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few candidates
-certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
+candidates emits, at every n (``partition.certificate``). g is the difference of residual model and base on the same
+window, so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few
+candidates certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
 
 Scores are ``Scored`` [W, n], the true continuation first. Of a window's n candidates nothing is needed but
 ``WindowNumbers``: chunks of windows are reduced to these one by one,
@@ -37,14 +37,14 @@ _NEAR_CEILING = 0.8
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointReport:
-    """Base and joint on the same windows."""
+class ResidualReport:
+    """Base and residual model on the same windows."""
 
     perplexity: dict[str, dict[str, Measurement]]  # unit → bound → number
     base: Measurement  # per token
     nats_per_sequence: Measurement  # the certified gain
     percent: Measurement  # less perplexity than the base, for sure
-    ceiling_percent: float | None  # what log n nats a sequence would be; None where draws are not the base's own
+    ceiling_percent: float | None  # what log n nats per sequence would be; None where draws are not the base's own
     log_partition: dict[str, float | None]  # means over windows; None where one is infinite
     ess: float  # mean effective number of the n − 1 draws
     largest_share: float  # mean share of the heaviest draw
@@ -57,7 +57,7 @@ class JointReport:
     verdict: str  # what to be wary of; empty where there is nothing
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, with their intervals beside them."""
+        """Return plain numbers, with their intervals."""
         values = {unit: {name: found.value for name, found in by.items()} for unit, by in self.perplexity.items()}
         return {
             "perplexity": values["token"],
@@ -126,12 +126,12 @@ class WindowNumbers:
         )
 
 
-def measure_joint(scores: Scored, counts: Counts) -> JointReport:
+def measure_residual(scores: Scored, counts: Counts) -> ResidualReport:
     """The report on W windows, n candidates each; ``counts`` are of the true continuations."""
-    return joint_report(WindowNumbers.of(scores), counts)
+    return residual_report(WindowNumbers.of(scores), counts)
 
 
-def joint_report(found: WindowNumbers, counts: Counts) -> JointReport:
+def residual_report(found: WindowNumbers, counts: Counts) -> ResidualReport:
     """The same from what was kept of them."""
     most, Z = math.log(found.draws + 1) if found.are_own else math.inf, found.Z
     log_p = {name: values.numpy() for name, values in found.log_p.items()}
@@ -140,7 +140,7 @@ def joint_report(found: WindowNumbers, counts: Counts) -> JointReport:
     nats = measured_rate(gain, counts.by_document(torch.ones(len(counts), dtype=torch.float64).numpy()))
     pairs = len(counts) * found.draws
     real_below = _below(found.energy, torch.zeros_like(found.energy)).mean().item()
-    return JointReport(
+    return ResidualReport(
         perplexity={unit: {name: counts.perplexity(log_p[name], unit) for name in BOUNDS} for unit in UNITS},
         base=counts.perplexity(base),
         nats_per_sequence=nats,
@@ -170,7 +170,7 @@ def check_draws(draws: int) -> None:
     """Refuse what leaves the upper estimate undefined."""
     if draws < 2:
         raise UserError(
-            f"with {max(draws, 0)} draw{'s' * (draws != 1)} a window the upper estimate of log Z is undefined: take "
+            f"with {max(draws, 0)} draw{'s' * (draws != 1)} per window the upper estimate of log Z is undefined: take "
             "two or more, which is 3 candidates with the true text among them"
         )
 
@@ -196,7 +196,7 @@ def _note(gain: Measurement, most: float) -> str:
         n = round(math.exp(most))
         found = f"the gain is near log {n} = {most:.2f} nats, the most that {n} candidates can certify"
     if gain.low is None or gain.high is None:
-        return together(found, "the text is one document, so no interval of the gain can be told")
+        return together(found, "the text is one document, so the gain has no interval")
     if gain.high < 0:
         return "the residual model is worse than its base on this text"
     if gain.low <= 0:

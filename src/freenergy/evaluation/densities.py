@@ -1,10 +1,10 @@
-"""How likely real, base and joint text are to the base and to the residual model (Fig. 3 of Deng et al. 2020).
+"""How likely real text and text of both models are to the base and to the residual model (Fig. 3 of Deng et al. 2020).
 
-    log P_LM(x) / |x|,      log P(x) / |x| = (log P_LM(x) − E(x) − log Z) / |x|        nats a token
+    log P_LM(x) / |x|,      log P(x) / |x| = (log P_LM(x) − E(x) − log Z) / |x|        nats per token
 
-A model whose own text is as likely to it as real text is cannot be told from it by likelihood. log Z is the jackknife
-estimate from the window's draws (the lower one where a single draw has all the weight). The difference of means is that
-of real text less that of the model's, window by window, with an interval over documents.
+A model whose own text is as likely to it as real text is cannot be distinguished from it by likelihood. log Z is the
+jackknife estimate from the window's draws (the lower one where a single draw has all the weight). The difference of
+means is that of real text less that of the model's, window by window, with an interval over documents.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ MODELS = ("base", "joint")
 
 
 def densities(scores: Scored, counts: Counts, chosen: dict[str, Int[Tensor, " W"]]) -> dict[str, Any]:
-    """Values of each text under each model; ``chosen`` says which candidate of each window is base and joint text.
+    """Values of each text under each model; ``chosen`` says which candidate of each window is base and residual text.
 
     Candidate 0 is the human one. ``difference_of_means[model][text]`` = [human − text, low, high].
     """
@@ -33,7 +33,7 @@ def densities(scores: Scored, counts: Counts, chosen: dict[str, Int[Tensor, " W"
 def density_numbers(
     scores: Scored, Z: LogPartition, chosen: dict[str, Int[Tensor, " W"]]
 ) -> Float[Tensor, "W models texts"]:
-    """Nats a token of the human, the base and the joint text of each window under base and residual model."""
+    """Return nats per token of the three texts of each window under base and residual model."""
     log_z = torch.where(Z.jackknife.isfinite(), Z.jackknife, Z.lower).unsqueeze(1)
     columns = torch.stack([torch.zeros_like(chosen["base"]), chosen["base"], chosen["joint"]], dim=1)
     log_base, log_score, lengths = (

@@ -1,4 +1,4 @@
-"""Continuations to look at: human, the base's, the joint's, and the draws that the energy likes most and least."""
+"""Continuations to look at: human, of both models, and the draws that the energy likes most and least."""
 
 from typing import Any, final
 
@@ -19,10 +19,10 @@ _BATCH_SIZE = 1 << 15  # candidates in memory
 
 @final
 class Chooser:
-    """Which candidates of each window are base text (any draw) and joint text (by weight: Algorithm 1 of the paper).
+    """Chooses the candidates that are ``base`` text (any draw) and ``joint`` text (by weight, as in Algorithm 1).
 
-    Base draws of a window differ from one another; the joint's are chosen anew each time among all draws. The streams
-    go on from chunk to chunk, so that the chunks do not matter.
+    Base draws of a window differ from one another; the others are chosen again each time among all draws. The streams
+    continue from chunk to chunk, so that the chunks do not matter.
     """
 
     def __init__(self, versions: int, rng: Rng) -> None:
@@ -49,9 +49,9 @@ def picked(contrast: StoredContrast, columns: Int[Tensor, "W R"]) -> Continuatio
 def shown_window(
     scores: Scored, w: int, columns: dict[str, Int[Tensor, "W R"]], corpus: Corpus
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A ``sample`` (base and joint text beside human text) and an ``example`` (best, typical and worst draw by energy).
+    """Return a ``sample`` and an ``example`` of the w-th of W windows.
 
-    Of the w-th of W windows.
+    A sample is text of both models next to human text, an example the best, typical and worst draw by energy.
     """
     x = scores.x[w : w + 1]
     decode, texts = corpus.tokenizer.decode, x.lists()[0]

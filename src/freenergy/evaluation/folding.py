@@ -1,4 +1,4 @@
-"""Scores of candidates, folded chunk by chunk into what an evaluation tells.
+"""Scores of candidates, folded chunk by chunk into what an evaluation reports.
 
     chunk of windows × n candidates  →  numbers of each window:  bounds and diagnostics, curve, densities, chosen texts
 

@@ -1,9 +1,9 @@
 """Where an evaluation keeps what is slow to make: shards that appear whole, below its folder.
 
-    windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows a shard
+    windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows per shard
     certified/<who>/    the same of each baseline on the windows of the residual model
-    scores/             log P_LM and E of candidates, some windows a shard
-    positions/          log P of each token, a window a shard
+    scores/             log P_LM and E of candidates, some windows per shard
+    positions/          log P of each token, one window per shard
 
 Legend: <who> is ``base``, or the fingerprint of a baseline's name, since a baseline may be called base.
 """

@@ -37,7 +37,7 @@ _MOST_NATS = 700.0
 @final
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A number and its 95 % interval; None where there is nothing to tell it by, or it is beyond all bounds."""
+    """A number and its 95 % interval; None where it cannot be estimated, or overflows."""
 
     value: float | None
     low: float | None
@@ -125,7 +125,7 @@ class PerplexityReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, with their intervals beside them."""
+        """Return plain numbers, with their intervals."""
         by_unit: dict[str, Measurement] = {unit: getattr(self, unit) for unit in UNITS}
         return {
             "perplexity": {unit: found.value for unit, found in by_unit.items()},
@@ -172,7 +172,7 @@ def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measure
 
 
 def rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> tuple[float | None, float | None]:
-    """Σ amount / Σ n over documents, and how far its 95 % interval reaches to both sides; None where nothing tells."""
+    """Return Σ amount / Σ n over documents, and the reach of its 95 % interval; None where it cannot be estimated."""
     D, total = len(amount), n.sum()
     if not total:  # text without spaces may begin no word in any window
         return None, None
@@ -199,11 +199,11 @@ def measured_percent(gain: Float[np.ndarray, " D"], tokens: Float[np.ndarray, " 
 
 
 def percent_less(nats_a_token: float) -> float | None:
-    """How much lower a perplexity is, in percent, when every token is likelier by so many nats."""
+    """How much lower a perplexity is, in percent, when every token is likelier by this many nats."""
     shrunk = bounded_exp(-nats_a_token)
     return None if shrunk is None else 100 * (1 - shrunk)
 
 
 def bounded_exp(nats: float) -> float | None:
-    """exp, or None where it is no finite number: such a perplexity says nothing, and JSON has no infinity."""
+    """Return exp, or None where it overflows: such a perplexity says nothing, and JSON has no infinity."""
     return math.exp(nats) if nats < _MOST_NATS else None

@@ -18,7 +18,7 @@ from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.corpus import Tokenizer
-from freenergy.evaluation.certified import JointReport, WindowNumbers, check_draws, joint_report
+from freenergy.evaluation.certified import ResidualReport, WindowNumbers, check_draws, residual_report
 from freenergy.evaluation.perplexity import Counts
 from freenergy.lm.stepping import log_proposal
 from freenergy.models.residual import Residual
@@ -39,7 +39,7 @@ def residual_perplexity(
     documents: Integer[ndarray, " some"] | None = None,
     truncation: Truncation = ANCESTRAL,
     progress: Progress = _SILENT,
-) -> JointReport:
+) -> ResidualReport:
     """Measure on prefixes with one true continuation each; ``space`` is the set that the continuations come from.
 
     ``documents`` says which windows are of one document (each of its own unless given). Words and bytes are counted
@@ -59,7 +59,7 @@ def residual_perplexity(
             scores = _score(model, windows[one], draws, space, rng.shift(contexts=b), truncation)
             found.append(WindowNumbers.of(scores))
             advance(1)
-    return joint_report(WindowNumbers.cat(found), counts)
+    return residual_report(WindowNumbers.cat(found), counts)
 
 
 def check_proposal(truncation: Truncation) -> None:

@@ -15,7 +15,7 @@ from freenergy.core.rng import Rng
 from freenergy.evaluation.layout import log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, scores_path, write_log_probs, write_scores
-from freenergy.evaluation.summary import JointSubject, Subject, score_cache
+from freenergy.evaluation.summary import ResidualSubject, Subject, score_cache
 
 Item = tuple[Any, ...]
 
@@ -52,16 +52,16 @@ class EvaluationShards:
                 self._step(self._joint, b)
 
     @property
-    def _joint(self) -> JointSubject:
+    def _joint(self) -> ResidualSubject:
         assert self.subject.joint is not None, "without a residual model there are no such items"
         return self.subject.joint
 
-    def _score(self, joint: JointSubject, k: int) -> None:
+    def _score(self, joint: ResidualSubject, k: int) -> None:
         assert self.cache is not None
         chunk = self.cache.chunk(k)
         write_scores(self.subject.residual, self.cache, scores_folder(self.folder), chunk, joint.batch)
 
-    def _step(self, joint: JointSubject, b: int) -> None:
+    def _step(self, joint: ResidualSubject, b: int) -> None:
         x = self.subject.windows.continuations(joint.store.rows[b : b + 1].numpy())
         space, path = self.subject.corpus.space, position_path(positions_folder(self.folder), b)
         rng = self.rng.child("positions").child(b)

@@ -4,8 +4,8 @@
     rows           →  perplexity of base and baselines, paired comparisons
 
 Scores are folded chunk by chunk, so that memory holds numbers of windows and not of all their candidates (``folding``).
-The result is JSON-like: plain numbers with their intervals beside them. Everything slow is kept in files below the
-folder, so that an evaluation that was interrupted goes on where it was and ends with the same bits.
+The result is JSON-like: plain numbers with their intervals. Everything slow is kept in files below the
+folder, so that an evaluation that was interrupted resumes where it was and ends with the same bits.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.baselines import Compared, compare
-from freenergy.evaluation.certified import joint_report, together
+from freenergy.evaluation.certified import residual_report, together
 from freenergy.evaluation.curves import curve_of
 from freenergy.evaluation.densities import densities_of
 from freenergy.evaluation.examples import base_samples, picked
@@ -42,7 +42,7 @@ _VERSIONS = 8  # times that a model's text is drawn for statistics
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointSubject:
+class ResidualSubject:
     """An energy, and the base's draws for the windows that the residual model is measured on."""
 
     energy: nn.Module
@@ -56,7 +56,7 @@ class JointSubject:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Who is measured, and on which text. ``corpus`` has the tokenizer and the training text."""
+    """What is measured, and on which text. ``corpus`` has the tokenizer and the training text."""
 
     lm: LanguageModel
     corpus: Corpus
@@ -65,7 +65,7 @@ class Subject:
     rows: Integer[np.ndarray, " W"]  # the windows that language models are measured on
     samples: int  # windows whose texts are shown
     baselines: dict[str, LanguageModel]
-    joint: JointSubject | None = None
+    joint: ResidualSubject | None = None
 
     @property
     def residual(self) -> Residual:
@@ -95,13 +95,13 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     return summary
 
 
-def score_cache(subject: Subject, joint: JointSubject) -> FeatureCache:
+def score_cache(subject: Subject, joint: ResidualSubject) -> FeatureCache:
     """The windows of the residual model with their candidates, in the chunks that are scored at once."""
     contrast = StoredContrast(subject.windows, joint.store)
     return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
 
-def _fold(subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress) -> Folding:
+def _fold(subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress) -> Folding:
     """The one pass over all candidates."""
     folding, cache = Folding(subject.corpus, subject.samples, _VERSIONS, rng), score_cache(subject, joint)
     for scores in scored_chunks(subject.residual, cache, scores_folder(folder), progress, rows=joint.batch):
@@ -110,14 +110,14 @@ def _fold(subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progres
 
 
 def _joint(
-    subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress
+    subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[dict[str, Any], Compared]:
-    """What is told of the residual model, and its certificate for others to be compared with."""
+    """Report on the residual model, and return its certificate for others to be compared with."""
     rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
     counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
     folding = _fold(subject, joint, folder, rng.child("texts"), progress)
     numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
-    report = joint_report(numbers, counts)
+    report = residual_report(numbers, counts)
     if subject.split in ("train", "validation"):
         used = "was trained on" if subject.split == "train" else "was chosen by"
         words = f"measured on {subject.split} text, which the energy {used}"
@@ -139,7 +139,7 @@ def _joint(
 
 
 def _positions(
-    subject: Subject, joint: JointSubject, folder: Path, rng: Rng, progress: Progress
+    subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress
 ) -> list[dict[str, Any]]:
     if not joint.position_windows:
         return []
@@ -166,12 +166,12 @@ def _baseline(
     rng: Rng,
     progress: Progress,
 ) -> dict[str, Any]:
-    """One baseline against the base on its windows, and against the joint's certificate on the joint's windows."""
+    """One baseline against the base on its windows, and against the certificate on the residual model's windows."""
     log_p = window_log_probs(lm, subject.windows, subject.rows, log_probs_folder(folder, name), name, progress)
     against_joint = None
     if on_certified is not None and subject.joint is not None:
         rows = subject.joint.store.rows.numpy()
         place = log_probs_folder(folder, name, is_certified=True)
-        beside = window_log_probs(lm, subject.windows, rows, place, name, progress)
-        against_joint = on_certified._replace(baseline=beside)
+        on_same = window_log_probs(lm, subject.windows, rows, place, name, progress)
+        against_joint = on_certified._replace(baseline=on_same)
     return compare(on_rows._replace(baseline=log_p), against_joint, rng)

@@ -1,11 +1,11 @@
-"""How varied and how new text is: real, base and joint text side by side (Fig. 2, right, of Deng et al. 2020).
+"""How varied and how new text is: real text and text of both models side by side (Fig. 2, right, of Deng et al. 2020).
 
     distinct_n   = K / T          of T n-grams in the text, K are different ones
     repetition   = share of the 4-grams that end in a continuation and stood before in its window
     unseen_n     = share of the n-grams that do not stand in the training text
 
 The longer a text, the fewer of its n-grams are new to it, so texts are compared at equal numbers of tokens: each is its
-windows' continuations in one order, cut where the shortest text ends. A model's text is one continuation a window; it
+windows' continuations in one order, cut where the shortest text ends. A model's text is one continuation per window; it
 is drawn several times over, each time counted on its own, and the shares are averaged.
 
 Intervals are over documents. Repetition and unseen are ratios of sums (``perplexity.rate``). K is not a sum: with u_d

@@ -10,7 +10,7 @@ string that stands for 2c. Masses always add up to one, and E[Σ m(x) f(x)] = Σ
 Fearnhead and Clifford 2003, who draw all strata with one random number: here that would tie the strings together, since
 each stratum is the continuations of one string). Where the space has at most n strings all are taken, and Ẑ = Z.
 
-A string that P_LM writes often is scored once instead of often. The price is a call of ``next_log_probs`` a token,
+A string that P_LM writes often is scored once instead of often. The cost is a call of ``next_log_probs`` per token,
 which reads every string of the beam again: little for tables and n-grams, much for networks unless few tokens are left
 to draw.
 """
@@ -48,7 +48,7 @@ def distinct(base: LanguageModel, contexts: Sequences, num: int, space: Sequence
 def _beam(
     base: LanguageModel, context: Sequences, num: int, space: SequenceSpace, rng: Rng
 ) -> tuple[Int[Tensor, "k L"], Float[Tensor, " k"]]:
-    """Up to ``num`` strings of one context, and their masses; what stands after EOS is zeros."""
+    """Return up to ``num`` strings of one context, and their masses; what stands after EOS is zeros."""
     tokens, mass = torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     done = torch.zeros(1, dtype=torch.bool)
     for t in range(space.length):
@@ -68,14 +68,14 @@ def _beam(
 
 
 def take(mass: Float[Tensor, " K"], num: int, rng: Rng) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
-    """Up to ``num`` of K things, no two alike, in order, and the mass that each then stands for."""
+    """Take up to ``num`` of K things, no two alike, in order, and the mass that each then stands for."""
     present = mass.nonzero().flatten()
     if len(present) <= num:
         return present, mass[present]
     ranked = mass.sort(descending=True).values
     left = ranked.flip(0).cumsum(0).flip(0)[:num]  # Σ of all but the r largest
     cuts = left / (num - torch.arange(num))
-    r = int((ranked[:num] > cuts).sum())  # so many are above the cut
+    r = int((ranked[:num] > cuts).sum())  # the number above the cut
     c = cuts[r]
     sure = mass > c
     # in the order of the strings, so that every beginning gets its share
@@ -89,5 +89,5 @@ def _ended(tokens: Int[Tensor, "k t"], eos: int | None) -> Bool[Tensor, " k"]:
 
 
 def _filled(tokens: Int[Tensor, "k L"], num: int) -> Int[Tensor, "num L"]:
-    """The first string again where there is none."""
+    """Fill empty places with the first string."""
     return torch.cat([tokens, tokens[:1].expand(num - len(tokens), -1)])

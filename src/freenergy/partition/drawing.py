@@ -8,8 +8,8 @@ w = e^{−E}, and the variance is never more than that of independent draws. ``d
 alike (``partition.distinct``).
 
 The certificate, the standard error, the upper estimate and k̂ are those of independent draws. For the other two
-E[Ẑ] = Z holds, hence E[log Ẑ] ≤ log Z; there is no certificate, and the standard error is told too large, since it
-knows nothing of what they save.
+E[Ẑ] = Z holds, hence E[log Ẑ] ≤ log Z; there is no certificate, and the standard error is too large, since it does
+not know what they save.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def _own(draws: Draws) -> Draws:
 
 
 def from_strata(mass: Float[Tensor, " V"], num: int, rng: Rng) -> Int[Tensor, " num"]:
-    """``num`` indices in order: index i is drawn from the i-th of ``num`` equal parts of the cumulative mass.
+    """Draw ``num`` indices in order: index i is drawn from the i-th of ``num`` equal parts of the cumulative mass.
 
     Index v comes num·mass[v] times in expectation, and never two times more or less. Inside a part there are the pieces
     of mass between two breaks, one of which is drawn: a choice among finitely many, so the branches can be counted.
@@ -93,13 +93,13 @@ class FirstGiven(Rng):
         self._inner, self._first, self._at = inner, first, at
 
     def shift(self, *, contexts: int = 0, candidates: int = 0) -> "FirstGiven":
-        """The same, from a later context or candidate on."""
+        """Return the same from a later context or candidate on."""
         b, n = self._at
         inner = self._inner.shift(contexts=contexts, candidates=candidates)
         return FirstGiven(inner, self._first, (b + contexts, n + candidates))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
-        """Streams whose first number is not asked."""
+        """Return streams whose first number is not used."""
         b, n = self._at
         return _FirstGivenRows(
             self._inner.rows(contexts, candidates, draws), self._first[b : b + contexts, n : n + candidates]

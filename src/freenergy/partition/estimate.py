@@ -1,4 +1,4 @@
-"""log Z with what tells whether to believe it.
+"""log Z with diagnostics: whether to believe it.
 
     T_n = log mean w                                 lower:      E[T_n] ≤ log Z
     T_n + 2(n − 1)(T_n − T̄)                          upper:      Eq. 4 of Deng et al. 2020, for large n
@@ -7,7 +7,7 @@
     se² = (n Σ u² − 1)/(n − 1),   u = w/Σw           of T_n (delta method)
     ESS = 1/Σ u²,   largest share = max u,   k̂ of the tail,   spread = standard deviation of log w
 
-"Upper" is a name and no promise: it is above log Z in expectation for n large enough, how large depends on the weights
+"Upper" is a name, not a promise: it is above log Z in expectation for n large enough, how large depends on the weights
 (with a spread of 4 it is still below at 2,048 draws), and a single one is below log Z about every second time.
 ``verdicts`` says where these numbers should not be believed. The certificate needs no such care: it holds at every n.
 """
@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _FEW_EFFECTIVE = 100.0
-LARGE_SHARE = 0.5  # of one draw: nothing that is estimated from such weights is worth telling
+LARGE_SHARE = 0.5  # of one draw: nothing that is estimated from such weights is worth reporting
 _HEAVIEST_TAIL = 0.7
 _REMEDY = "make more draws, or report the certificate"
 
@@ -34,7 +34,7 @@ class LogPartition:
     """Estimates of log Z of B contexts, and their diagnostics; float64.
 
     ``upper`` and ``jackknife`` are inf where all the weight is on one draw. ``k_hat`` is NaN where there are too few
-    draws to tell, −inf where the largest weights are equal.
+    draws to estimate it, −inf where the largest weights are equal.
     """
 
     lower: Float[Tensor, " B"]
@@ -58,22 +58,22 @@ class LogPartition:
 
     @property
     def n(self) -> int:
-        """Draws of every context; the fewest where they differ."""
+        """The draws per context; the minimum where they differ."""
         return int(self.draws.min())
 
     @staticmethod
     def cat(parts: "Sequence[LogPartition]") -> "LogPartition":
-        """Estimates of other contexts, one after the other."""
+        """Join estimates of other contexts, in order."""
         names = [field.name for field in fields(LogPartition)]
         return LogPartition(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
     def verdicts(self) -> list[str]:
-        """For each context why its estimates should not be believed, or an empty string."""
+        """Return for each context why its estimates should not be believed, or an empty string."""
         rows = zip(*(values.tolist() for values in self._diagnostics()), strict=True)
         return [_verdict(*row) for row in rows]
 
     def verdict(self) -> str:
-        """One sentence on all contexts; empty where nothing speaks against believing them."""
+        """Return one sentence on all contexts; empty where nothing speaks against believing them."""
         reasons = Counter(reason for reason in self.verdicts() if reason)
         if not reasons:
             return ""

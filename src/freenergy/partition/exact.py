@@ -27,7 +27,7 @@ _ROWS = 4096
 
 
 def exact_log_partition(target: Target[Model]) -> Float[Tensor, " B"]:
-    """log Z of each context, where the space is small enough to enumerate; float64."""
+    """Return log Z of each context, where the space is small enough to enumerate; float64."""
     return exact_after(target, torch.zeros(len(target), 0, dtype=torch.long))
 
 
@@ -45,7 +45,7 @@ class Exact:
 
 @torch.no_grad()
 def exact_after(target: Target[Model], heads: Int[Tensor, "B t"]) -> Float[Tensor, " B"]:
-    """log Z of what may follow ``heads``; the target's space holds the endings."""
+    """Return log Z of what may follow ``heads``; the target's space holds the endings."""
     model, contexts, space = residual_of(target), target.contexts, target.space
     strings, B = space.enumerate(), len(contexts)
     read = after(contexts, heads, model.base.eos)
@@ -76,7 +76,7 @@ def _log_base(base: LanguageModel, x: Continuations, space: SequenceSpace) -> Fl
 
 
 def after(contexts: Sequences, heads: Int[Tensor, "B t"], eos: int) -> Sequences:
-    """What P_LM has read when the heads are written."""
+    """Return what P_LM has read when the heads are written."""
     begun = started(contexts, eos)
     if not heads.shape[1]:
         return begun
@@ -85,7 +85,7 @@ def after(contexts: Sequences, heads: Int[Tensor, "B t"], eos: int) -> Sequences
 
 
 def completed(contexts: Sequences, heads: Int[Tensor, "B t"], endings: Continuations) -> Continuations:
-    """Heads and endings as continuations of the contexts, for the energy to read."""
+    """Return heads and endings as continuations of the contexts, for the energy to read."""
     (_, N), t = endings.shape, heads.shape[1]
     tokens = torch.cat([heads.unsqueeze(1).expand(-1, N, -1), endings.tokens.cpu()], dim=2)
     return Continuations(contexts, tokens, endings.lengths.cpu() + t)

@@ -73,7 +73,7 @@ class NextToken:
     base_tokens: int  # drawn from the base
 
     def verdict(self) -> str:
-        """One sentence on all strata; empty where nothing speaks against believing them."""
+        """Return one sentence on all strata; empty where nothing speaks against believing them."""
         strata = [*self.rows, *([self.other] if self.other else [])]
         reasons = Counter(row.verdict for row in strata if row.verdict)
         if not reasons:
@@ -81,8 +81,8 @@ class NextToken:
         most, count = reasons.most_common(1)[0]
         why = most if count == reasons.total() else f"{most} ({count}) and other reasons"
         return (
-            f"the joint probabilities and their errors are rough, since in {reasons.total()} of {len(strata)} strata "
-            f"{why}: take more completions"
+            f"the model's probabilities and their errors are rough, since in {reasons.total()} of {len(strata)} strata "
+            f"{why}: draw more completions"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,9 +120,10 @@ def next_token(
     exact_last: bool = True,
     progress: Progress = _SILENT,
 ) -> NextToken:
-    """P(v | c, h) of the ``top_k`` likeliest tokens after the one context and the head, from ``completions`` of each.
+    """Estimate P(v | c, h) of the ``top_k`` likeliest tokens after the one context and the head.
 
-    The target's space holds whole texts. Without completions all endings are summed over.
+    Each token has ``completions`` of its own; without them all endings are summed over. The target's space holds
+    whole texts.
     """
     context, space = target.contexts, target.space
     _check(context, head, space, top_k, completions)
@@ -159,11 +160,10 @@ def first_given(
     rng: Rng,
     truncation: Truncation = ANCESTRAL,
 ) -> Draws:
-    """N continuations of the one context: head, first token, and an ending from the proposal.
+    """Draw N continuations of the one context: head, first token, and an ending from the proposal.
 
-    ``left`` is the target with what is left of the space after the head.
-
-    The log-probabilities are of what follows the head, the given token included.
+    ``left`` is the target with what is left of the space after the head. The log-probabilities are of
+    what follows the head, the given token included.
     """
     base, context, heads = left.model.base, left.contexts, _as_heads(head)
     given = FirstGiven(rng, first.unsqueeze(0))

@@ -30,14 +30,14 @@ def tail_length(n: int) -> int:
 def pareto_k(log_weights: Float[Tensor, " kept"], n: int) -> float:
     """k̂ of n draws from the log-weights of the largest of them, sorted downwards; float64.
 
-    NaN where there are too few to tell, −inf where the largest weights are all equal (no tail), inf where they are
+    NaN where there are too few for a fit, −inf where the largest weights are all equal (no tail), inf where they are
     too far apart for a float. ``kept`` may be fewer than the tail's length: then the tail is what is there.
     """
     M = min(tail_length(n), len(log_weights) - 1)
     if M < FEWEST or log_weights[0] == -math.inf:
         return math.nan
     log_cutoff = log_weights[M]
-    above = log_weights[:M][log_weights[:M] > log_cutoff].flip(0)  # ties with the cutoff are no exceedances
+    above = log_weights[:M][log_weights[:M] > log_cutoff].flip(0)  # ties with the cutoff are not exceedances
     if len(above) < FEWEST:
         return math.nan if len(above) else -math.inf
     y = (above - above[-1]).exp() - (log_cutoff - above[-1]).exp()

@@ -33,7 +33,7 @@ from freenergy.partition.weights import log_partition
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLogProbs:
-    """log P(x_t | c, x_<t) of each token of one continuation a context; 0 after its end; float64."""
+    """log P(x_t | c, x_<t) of each token of one continuation per context; 0 after its end; float64."""
 
     estimate: Float[Tensor, "B L"]
     lower: Float[Tensor, "B L"]
@@ -53,7 +53,7 @@ def step_log_probs(
     exact_last: bool = True,
     at_start: Float[Tensor, "B n"] | None = None,
 ) -> StepLogProbs:
-    """Every step of x [B, 1] with ``draws`` endings at each position; None sums over all endings.
+    """Return every step of x [B, 1] with ``draws`` endings at each position; None sums over all endings.
 
     ``at_start`` are log-weights of independent draws of the contexts, where there are some already.
     """
@@ -89,7 +89,7 @@ def _endings(
     draws: int,
     rng: Rng,
 ) -> Float[Tensor, "going n"]:
-    """Log-weights of drawn endings of the contexts b; each draws as it would if the others had not ended either."""
+    """Return log-weights of drawn endings of the contexts b; each draws as if no other had ended."""
     draw, found = distinct if left.length == 1 else stratified, []
     gaps = (b.diff() > 1).nonzero().flatten() + 1
     for some, head in zip(b.tensor_split(gaps), heads.tensor_split(gaps), strict=True):
@@ -120,7 +120,7 @@ def _steps(
 
 def _check(x: Continuations, space: SequenceSpace, draws: int | None) -> None:
     if x.shape[1] != 1:
-        raise UserError(f"{x.shape[1]} continuations of a context: give one, steps are those of one text")
+        raise UserError(f"{x.shape[1]} continuations per context: give one, steps are those of one text")
     if draws is not None and draws < 2:
-        raise UserError(f"the upper estimate needs two draws or more of a context, not {draws}: set draws to 2 or more")
+        raise UserError(f"the upper estimate needs at least two draws per context, not {draws}: set draws to 2 or more")
     check_in_space(x, space)

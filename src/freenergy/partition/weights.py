@@ -3,11 +3,11 @@
     S_k = Σ w^k,    u = w/S_1,    T_n = log(S_1/n),
     n (T_n − T̄) = n log(1 − 1/n) + 1 + Σ_i g(u_i),      g(u) = −log(1 − u) − u = u²/2 + u³/3 + …
 
-Draws come in batches and are folded in, so that a million of them need no million numbers. Of each context the largest
-weights are kept one by one; every other is below a share of 1/KEPT, so for those the series of g ends after u⁴ at
-rounding, and S_1 … S_4 are all that is needed. The leave-one-out mean T̄ is never formed: T_n − T̄ is of order 1/n and is
-multiplied by n, so it is summed without the two large numbers. For the largest weight 1 − u is the share of the others,
-summed without it. Everything is in logs and float64, so weights may be 2,000 nats apart.
+Draws come in batches and are folded in, so that a million of them do not need a million numbers. The largest
+weights of each context are kept one by one; every other is below a share of 1/KEPT, so for those the series of g ends
+after u⁴ at rounding, and S_1 … S_4 are all that is needed. The leave-one-out mean T̄ is never formed: T_n − T̄ is of
+order 1/n and is multiplied by n, so it is summed without the two large numbers. For the largest weight 1 − u is the
+share of the others, summed without it. Everything is in logs and float64, so weights may be 2,000 nats apart.
 """
 
 import math
@@ -44,14 +44,14 @@ class WeightSums:
 
     @classmethod
     def empty(cls, num: int) -> "WeightSums":
-        """No draws yet of ``num`` contexts."""
+        """Start without draws, for ``num`` contexts."""
         return cls(num)
 
     def add(self, log_weights: Float[Tensor, "B m"]) -> None:
         """Fold in m more draws of each context; −inf is a weight of zero."""
         log_weights = log_weights.detach().double().cpu()
         if len(log_weights) != len(self._kept):
-            raise UserError(f"log-weights of {len(log_weights)} contexts for {len(self._kept)}: give a row a context")
+            raise UserError(f"log-weights of {len(log_weights)} contexts for {len(self._kept)}: give one row each")
         _check(log_weights)
         self.n += log_weights.shape[1]
         self._moments = _merged_moments(self._moments, log_weights)
@@ -68,7 +68,7 @@ class WeightSums:
         return self._log_sums(1) - math.log(self.n)
 
     def certified_gain(self, log_weight_of_data: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-        """Nats a sequence that resampling gains for sure: the datum beside the n − 1 draws so far.
+        """Return nats per sequence that resampling is certain to gain: the datum next to the n − 1 draws so far.
 
         log w(x) − log[(w(x) + Σ_{i<n} w_i)/n]; see ``partition.certificate``. n must not depend on the weights.
         """
@@ -78,9 +78,9 @@ class WeightSums:
         return torch.where(log_w == -math.inf, log_w, gain)
 
     def log_partition(self) -> LogPartition:
-        """Every estimate and diagnostic of the draws so far: two or more."""
+        """Return every estimate and diagnostic of the draws so far, of which there must be two."""
         if self.n < 2:
-            raise UserError(f"the upper estimate needs two draws or more of a context, not {self.n}: take 2 up")
+            raise UserError(f"the upper estimate needs at least two draws per context, not {self.n}: add some")
         n, log_sum, lower = self.n, self._log_sums(1), self.log_mean()
         nothing = log_sum == -math.inf
         share_of_squares = (self._log_sums(2) - 2 * log_sum).exp()
@@ -114,7 +114,7 @@ class WeightSums:
 
 
 def log_partition(log_weights: Float[Tensor, "B n"]) -> LogPartition:
-    """Every estimate of log Z of B contexts from all their draws at once.
+    """Return every estimate of log Z of B contexts from all their draws at once.
 
     >>> log_partition(torch.zeros(1, 100)).upper.round(decimals=9).tolist()
     [0.0]

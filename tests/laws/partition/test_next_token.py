@@ -188,7 +188,7 @@ def test_many_completions_come_to_the_conditional():
     assert found.rows[0].standard_error < few.rows[0].standard_error / 10
     assert found.base_tokens > 0
     assert found.verdict() == ""
-    assert few.verdict().startswith("the joint probabilities and their errors are rough")
+    assert few.verdict().startswith("the model's probabilities and their errors are rough")
 
 
 def test_the_same_seed_gives_the_same_table_and_a_token_keeps_its_draws():
@@ -216,7 +216,7 @@ def test_bad_weights_are_told():
     assert "one draw carries most of the weight" in {row.verdict for row in found.rows} | {found.other.verdict} or (
         "few draws carry the weight" in {row.verdict for row in found.rows} | {found.other.verdict}
     )
-    assert "take more completions" in found.verdict()
+    assert "draw more completions" in found.verdict()
 
 
 def test_what_is_forbidden_has_no_probability():

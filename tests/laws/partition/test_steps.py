@@ -150,10 +150,10 @@ def test_many_draws_come_to_the_exact_steps(space):
 def test_bad_requests_are_refused():
     space = SequenceSpace(vocab_size=V, length=L, eos=0)
     x = every_string(space)
-    with pytest.raises(UserError, match="two draws or more"):
+    with pytest.raises(UserError, match="at least two draws"):
         step_log_probs(MODEL, x, space, Rng(0), draws=1)
     two = Continuations.from_lists([[1]], [[[0], [1, 0]]])
-    with pytest.raises(UserError, match="2 continuations of a context"):
+    with pytest.raises(UserError, match="2 continuations per context"):
         step_log_probs(MODEL, two, space, Rng(0), draws=2)
     unfinished = Continuations.from_lists([[1]], [[[1, 2]]])
     with pytest.raises(UserError, match="not in a space"):

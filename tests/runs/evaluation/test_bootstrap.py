@@ -79,7 +79,7 @@ def test_few_documents_have_an_interval_that_covers(D):
 
 
 def test_too_few_resamples_are_refused():
-    with pytest.raises(UserError, match="10 resamples tell no interval"):
+    with pytest.raises(UserError, match="10 resamples are too few for an interval"):
         paired_bootstrap(np.zeros(3), np.zeros(3), np.ones(3), np.arange(3), Rng(0), resamples=10)
 
 

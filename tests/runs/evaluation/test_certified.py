@@ -12,7 +12,7 @@ import torch
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.core.scored import Scored
 from freenergy.energies.call import energies_in_batches, energies_of
-from freenergy.evaluation.certified import log_probs_of_data, measure_joint
+from freenergy.evaluation.certified import log_probs_of_data, measure_residual
 from freenergy.evaluation.perplexity import Counts, measured_rate
 from freenergy.partition import certified_gain, log_partition
 
@@ -31,7 +31,7 @@ def scores_of(energy, log_base=None, tokens=None, documents=None, log_proposal=N
 
 
 def report(energy, **others):
-    return measure_joint(*scores_of(energy, **others))
+    return measure_residual(*scores_of(energy, **others))
 
 
 def test_an_energy_of_zero_gains_nothing():
@@ -107,8 +107,8 @@ def test_an_infinite_tail_is_not_left_out_of_the_mean():
 def test_one_document_is_told():
     energy = Rng(0).normal(30, 8)
     energy[:, 0] -= 1
-    assert "no interval of the gain" in report(energy, documents=np.zeros(30, dtype=int)).verdict
-    assert "no interval of the gain" not in report(energy).verdict
+    assert "the gain has no interval" in report(energy, documents=np.zeros(30, dtype=int)).verdict
+    assert "the gain has no interval" not in report(energy).verdict
 
 
 def test_draws_of_another_law_have_no_ceiling():
@@ -126,7 +126,7 @@ def test_draws_of_another_law_have_no_ceiling():
 
 @pytest.mark.parametrize("draws", [0, 1])
 def test_too_few_draws_are_refused(draws):
-    with pytest.raises(UserError, match=f"with {draws} draws? a window the upper estimate of log Z is undefined"):
+    with pytest.raises(UserError, match=f"with {draws} draws? per window the upper estimate of log Z is undefined"):
         report(torch.zeros(2, draws + 1, dtype=torch.float64))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from freenergy import Continuations, Rng, Sequences, Truncation
 from freenergy.core.scored import Scored
-from freenergy.evaluation.certified import WindowNumbers, joint_report, measure_joint
+from freenergy.evaluation.certified import WindowNumbers, measure_residual, residual_report
 from freenergy.evaluation.curves import curve_numbers, curve_of, draws_curve
 from freenergy.evaluation.densities import densities, densities_of, density_numbers
 from freenergy.evaluation.examples import Chooser
@@ -37,8 +37,8 @@ def chunks(whole, size):
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_report(size, is_own):
     whole = scores(is_own)
-    folded = joint_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), COUNTS)
-    assert folded == measure_joint(whole, COUNTS)
+    folded = residual_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), COUNTS)
+    assert folded == measure_residual(whole, COUNTS)
     won = (whole.energy[:, :1] < whole.energy[:, 1:]).double().mean() + 0.5 / (N - 1)
     assert folded.pair_accuracy == pytest.approx(won.item())
     above = (whole.energy[:, 1:] > 0).double().mean().item() + 0.5 / (N - 1)

@@ -10,7 +10,7 @@ from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, Ta
 from freenergy.core.files import read_tensors
 from freenergy.core.progress import Silent
 from freenergy.core.scored import Scored
-from freenergy.evaluation.certified import measure_joint
+from freenergy.evaluation.certified import measure_residual
 from freenergy.evaluation.curves import draws_curve, steps
 from freenergy.evaluation.densities import densities
 from freenergy.evaluation.perplexity import Counts
@@ -140,7 +140,7 @@ def test_the_curve_over_draws():
     some, counts = scores()
     rows = draws_curve(some, counts)
     assert [row["draws"] for row in rows] == steps(8) == [2, 4, 8]
-    last = measure_joint(some, counts)
+    last = measure_residual(some, counts)
     for bound in ("lower", "upper", "certified"):
         assert rows[-1][bound] == pytest.approx(last.perplexity["token"][bound].value)
     score = some.log_score[:, 0]

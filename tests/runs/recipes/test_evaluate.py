@@ -140,8 +140,8 @@ def test_text_that_was_trained_on_is_told(copy, call, tmp_path, corpus_file):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--candidates", "1"], "with 0 draws a window the upper estimate of log Z is undefined"),
-        (["--candidates", "2"], "with 1 draw a window the upper estimate of log Z is undefined"),
+        (["--candidates", "1"], "with 0 draws per window the upper estimate of log Z is undefined"),
+        (["--candidates", "2"], "with 1 draw per window the upper estimate of log Z is undefined"),
         (["--windows", "0"], "0 windows were asked for"),
         (["--split", "holdout"], "no split 'holdout'"),
         (["--text", "{short}"], "the longest document has 7 tokens, and a window of this run needs 16"),

@@ -31,10 +31,10 @@ from freenergy.recipes.stages.candidates import draw_candidates
 from freenergy.recipes.stages.evaluation import (
     STAGE,
     SUMMARY,
-    joint_subject,
     measured,
     open_all_baselines,
     read_summary,
+    residual_subject,
 )
 from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
 from freenergy.recipes.stages.negatives import BASE_ALONE, identify
@@ -142,7 +142,7 @@ def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_base
         rows=store.rows.sort().values.numpy(),
         samples=run.recipe.evaluation.samples,
         baselines=open_all_baselines(run, corpus) if with_baselines else {},
-        joint=joint_subject(run, corpus, lm, store),
+        joint=residual_subject(run, corpus, lm, store),
     )
     return EvaluationShards(subject, run.folder / "evaluations" / name, Rng(run.recipe.seed).child("evaluation"))
 

@@ -14,7 +14,7 @@ from freenergy.corpus import Corpus
 from freenergy.energies.load import load_energy
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
-from freenergy.evaluation.summary import JointSubject, Subject, measure
+from freenergy.evaluation.summary import ResidualSubject, Subject, measure
 from freenergy.lm.load import load_lm
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
@@ -63,14 +63,14 @@ def _shards(opened: Opened) -> EvaluationShards:
         rows=choose_windows(len(windows), settings.windows, settings.split, rng.child("windows")),
         samples=settings.samples,
         baselines=open_all_baselines(run, corpus),
-        joint=None if run.recipe.energy is None else joint_subject(run, corpus, lm, open_candidates(run, corpus)),
+        joint=None if run.recipe.energy is None else residual_subject(run, corpus, lm, open_candidates(run, corpus)),
     )
     return EvaluationShards(subject, run.stage("evaluation"), rng)
 
 
-def joint_subject(run: ResidualRun, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> JointSubject:
+def residual_subject(run: ResidualRun, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> ResidualSubject:
     """The run's energy, with the draws that it is measured on."""
-    return JointSubject(
+    return ResidualSubject(
         energy=load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer),
         store=store,
         features=run.features,
