@@ -119,7 +119,6 @@ def test_a_long_context_loses_its_beginning(joint, caplog):
 
 
 @pytest.mark.statistical
-@pytest.mark.slow
 def test_writing_follows_the_joint_law(joint):
     """120 letters after a, each among 64 candidates: b is rare under the joint and common under the base.
 
@@ -149,7 +148,6 @@ def test_bad_settings(joint, settings):
         TextModel(joint, **settings)
 
 
-@pytest.mark.slow
 class TestInTheHarness:
     """With lm_eval itself."""
 
@@ -229,7 +227,6 @@ class TestInTheHarness:
         with pytest.raises(UserError, match=rf"the model_arg {next(iter(bad))} is .*: give (a whole|true or false)"):
             lm_eval.register()(run="here", **bad)
 
-    @pytest.mark.slow
     def test_as_a_command_on_a_saved_pair(self, tokenizer, task, tmp_path):
         """The accuracy is that of the largest log_score, and base and joint differ."""
         stream = np.array([1, 2, 0, 1, 2, 0, 1, 3, 0, 3, 2, 0, 3, 2, 0, 3, 4, 0, 4, 2, 0, 2, 1, 0, 4, 2, 0])

@@ -25,7 +25,6 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not in
 Keys = webdriver.Keys
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER), reason="no browser here: apt-get install chromium chromium-driver to see the page"
     ),

@@ -72,7 +72,6 @@ def tiny(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.slow
 def test_the_pairs_of_a_run(tiny, tmp_path):
     study = create(tiny, tiny, tmp_path / "study", SMALL, QUICK)
     assert [item.kind for item in study.items] == ["pair"] * 4 + ["check"] * 2 + ["qualification"] * 3
@@ -91,7 +90,6 @@ def test_the_pairs_of_a_run(tiny, tmp_path):
     assert create(tiny, tiny, tmp_path / "study", SMALL, QUICK) == study  # kept
 
 
-@pytest.mark.slow
 def test_people_against_a_model_on_other_text(tiny, tmp_path):
     rng = np.random.default_rng(1)
     text = "\n\n".join(" ".join(rng.choice(WORDS, 200)) for _ in range(4))
@@ -105,7 +103,6 @@ def test_people_against_a_model_on_other_text(tiny, tmp_path):
     assert {len(tokenizer.encode(item.b)) for item in study.items} == {4}
 
 
-@pytest.mark.slow
 def test_a_study_that_was_killed_goes_on_with_the_same_bits(tiny, tmp_path, monkeypatch):
     whole = create(tiny, tiny, tmp_path / "whole", SMALL, QUICK)
 
@@ -132,7 +129,6 @@ def test_a_study_that_was_killed_goes_on_with_the_same_bits(tiny, tmp_path, monk
     assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["items.jsonl", "study.json"]
 
 
-@pytest.mark.slow
 def test_bad_questions(tiny, tmp_path):
     def refused(words, *, b=None, settings=SMALL, making=QUICK, out="study"):
         with pytest.raises(UserError, match=words):
@@ -166,7 +162,6 @@ def test_only_words_tell_who_wrote_a_text(continuation, shown):
     assert tidy(continuation) == shown
 
 
-@pytest.mark.slow
 def test_the_whole_way_on_the_command_line(tiny, tmp_path):
     def call(*arguments):
         found = CliRunner().invoke(study_app, [str(argument) for argument in arguments], catch_exceptions=False)

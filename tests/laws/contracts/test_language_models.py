@@ -42,10 +42,7 @@ ROWS = {
 SHARED = {"gpt2", "gpt2, compiled", "llama", "gpt-neox", "mistral"}
 
 
-QUICK = {"tabular", "tabular, order 0", "ngram", "llama"}  # the others are as exact, and slow
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in ROWS])
+@pytest.mark.parametrize("name", ROWS)
 def test_contract(name):
     _, make, tolerance = ROWS[name]
     check_language_model(make(), contexts=CONTEXTS, length=2, tolerance=tolerance)

@@ -19,8 +19,6 @@ from freenergy.recipes.load import load_run
 from freenergy.runs.run import Run, run
 from freenergy.training.settings import Optimisation, TrainedBase
 
-pytestmark = pytest.mark.slow
-
 BLOCK = 12
 
 

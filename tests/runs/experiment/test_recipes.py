@@ -88,7 +88,6 @@ def test_every_experiment_is_read():
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["earm-wikitext", "earm-level"])
 def test_wikitext(text, tmp_path, name):
     changes = [*text, "recipe.evaluation.certified_windows=2", "recipe.evaluation.candidates=4", "seeds=[0]"]
@@ -98,7 +97,6 @@ def test_wikitext(text, tmp_path, name):
                                 "perplexity resampled (lower)", "perplexity resampled (upper)"]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_start_epoch(text, tmp_path):
     changes = [*text, "seeds=[0]", 'grid.vary={"base.earm.start_epoch"=[0,0.05]}', "grid.set.base.earm.length=5",
                "grid.set.base.earm.start_epoch=0"]  # fmt: skip
@@ -107,7 +105,6 @@ def test_start_epoch(text, tmp_path):
     assert [row["point"].get("start_epoch") for row in table["rows"]] == [None, 0, 0.05, None]
 
 
-@pytest.mark.slow
 def test_any_recipe_can_be_swept(text, tmp_path, call):
     """Orders of an n-gram base with an energy: each row is a run of the family residual."""
     corpus = {"source": text[0].split('"')[1], "documents": "paragraph", "deduplicate": 0, "prefix": 10,
@@ -133,7 +130,6 @@ def test_any_recipe_can_be_swept(text, tmp_path, call):
         make_experiment({**made, "rows": [{"name": "a", "control": True}]})
 
 
-@pytest.mark.slow
 def test_multi30k(pairs, tmp_path):
     table, loaded = done("earm-multi30k", pairs, tmp_path)
     numbers = [row["numbers"]["nats/token test"]["mean"] for row in table["rows"]]
@@ -151,7 +147,6 @@ def test_tatoeba_is_the_same_with_other_pairs():
     assert rows[3].recipe.base.earm is not None
 
 
-@pytest.mark.slow
 def test_mnist(digits, tmp_path):
     table, loaded = done("earm-mnist", [*digits, "seeds=[0]"], tmp_path)
     assert whole_table(table, loaded)
@@ -159,7 +154,6 @@ def test_mnist(digits, tmp_path):
     assert set(loaded.paper["PixelCNN: E-ARM"]) <= set(table["columns"])
 
 
-@pytest.mark.slow
 def test_the_command(call, digits, tmp_path):
     """Tables on stdout; the second time JSON from what is kept; figures and sheets beside them."""
     changes = [*SHORT, *SHORTER, *digits, "seeds=[0]"]

@@ -30,8 +30,6 @@ from world import CONTROL_STEPS, Killed, Life, World, contents, experiment, run
 
 sys.path.pop(0)
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def fixed_control(monkeypatch):

@@ -12,8 +12,6 @@ from freenergy.recipes.stages.baselines import baseline_records, open_baselines
 from freenergy.testing.runs import tiny_run
 from freenergy.training.baselines.residual import ResidualLM
 
-pytestmark = pytest.mark.slow
-
 STEPS = """
 [baselines.optimisation]
 steps = 8

@@ -34,7 +34,6 @@ def refused(result, *words, after=""):
         assert word in " ".join(err.split()), err
 
 
-@pytest.mark.slow
 def test_run_prints_what_it_found(call, recipe, tmp_path):
     status, out, err = call("run", recipe, "--out", tmp_path / "run", *QUICK)
     assert status == 0, err
@@ -240,7 +239,6 @@ def test_an_endpoint_that_is_down(call, recipe, tmp_path):
     refused(call("run", remote, "--out", tmp_path / "out"), "127.0.0.1:9", after="corpus")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", [3_000, 60_000, 2_000_000])
 def test_no_room_on_disk(recipe, tmp_path, limit, begin):
     """The system refuses files above a size, in the corpus or in training: one sentence; later it goes on."""

@@ -14,8 +14,6 @@ from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.recipes.load import make_recipe
 from freenergy.testing.runs import tiny_run
 
-pytestmark = pytest.mark.slow
-
 CHANGES = [
     "base.optimisation.steps=6",
     "base.optimisation.validate_every=3",
@@ -93,8 +91,7 @@ def test_nothing_is_done_twice(done):
     assert [result.summary for result in again] == [result.summary for result in results]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unit", "bit", pytest.param("scratch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["unit", "bit", "scratch"])
 def test_networks_learn_in_a_run(recipe, tmp_path, kind):
     head, tail = recipe.read_text().split("[energy]\n")
     energy = {
@@ -120,7 +117,6 @@ def test_networks_learn_in_a_run(recipe, tmp_path, kind):
         assert negatives.summary["relative_to_another_law"]
 
 
-@pytest.mark.slow
 def test_fresh_negatives_and_a_saved_part(done, recipe, tmp_path):
     folder, _ = done
     head, tail = recipe.read_text().split("[energy]\n")
@@ -206,7 +202,6 @@ def test_presets_of_the_paper_can_be_named_and_changed(recipe):
     assert (found.learning_rate, found.clip) == (5e-5, 0.25)
 
 
-@pytest.mark.slow
 def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(done, recipe, tmp_path, hashes, begin):
     """Killed in each stage that an energy adds; the folder ends as if nothing had happened."""
     command = ["run", recipe, *(word for change in CHANGES for word in ("--set", change)), "--out"]
@@ -231,7 +226,6 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(don
     assert hashes(cut) == hashes(whole)
 
 
-@pytest.mark.slow
 def test_linear_parts_are_done_together_or_not_at_all(done, tmp_path):
     """Killed between the saving of two linear parts: both are fitted again, and all ends with the same bits."""
     folder, results = done

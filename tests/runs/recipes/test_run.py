@@ -15,7 +15,6 @@ from freenergy.recipes import load_run
 CHANGES = ["base.optimisation.steps=6", "base.optimisation.validate_every=3"]
 
 
-@pytest.mark.slow
 def test_stages_are_done_once(recipe, tmp_path, hashes):
     out = tmp_path / "out"
     first = list(run(load_recipe(str(recipe), CHANGES), out))
@@ -55,7 +54,6 @@ def test_a_run_can_be_opened_and_written_with(recipe, tmp_path):
     assert load_run(tmp_path / "out").recipe == load_recipe(str(recipe), CHANGES)
 
 
-@pytest.mark.slow
 def test_ngram_and_pretrained_bases(recipe, tmp_path):
     folder = tmp_path / "trained"
     trained = list(run(load_recipe(str(recipe), CHANGES), folder))[1].summary
@@ -80,7 +78,6 @@ def test_ngram_and_pretrained_bases(recipe, tmp_path):
         list(run(load_recipe(str(mismatched)), tmp_path / "mismatched"))
 
 
-@pytest.mark.slow
 def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
     list(run(load_recipe(str(recipe), CHANGES), tmp_path / "first"))
     model = tmp_path / "first" / "base" / "model"
@@ -90,7 +87,6 @@ def test_fine_tuning_starts_where_the_checkpoint_is(recipe, tmp_path):
     assert tuned["validation_perplexity"] == pytest.approx(first["validation_perplexity"], rel=1e-4)
 
 
-@pytest.mark.slow
 def test_another_tokenizer_at_the_same_path_is_noticed(recipe, tmp_path):
     first, second = (tmp_path / name for name in ("a", "b"))
     for folder, size in ((first, 300), (second, 350)):
@@ -105,7 +101,6 @@ def test_another_tokenizer_at_the_same_path_is_noticed(recipe, tmp_path):
         assert (result.summary["vocab_size"], result.was_cached) == (size, False)
 
 
-@pytest.mark.slow
 def test_text_without_spaces_has_no_words_and_still_reports(recipe, tmp_path):
     text = tmp_path / "dna.jsonl"
     letters = ["".join("ACGT"[(i * i + i // 7 + k * i) % 4] for i in range(400)) for k in range(20)]
@@ -135,7 +130,6 @@ def test_two_runs_in_one_folder_are_refused(recipe, tmp_path):
     going.close()
 
 
-@pytest.mark.slow
 def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch):
     """The fallback is said, and is real text of the installed packages."""
 
@@ -159,7 +153,6 @@ def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch)
         list(run(load_recipe("demo", ['corpus.fallback=""']), tmp_path / "other", stage="corpus"))
 
 
-@pytest.mark.slow
 def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path, hashes, begin):
     """Killed once in the corpus stage and at three places of training; the folder ends as if nothing had happened."""
     cut = tmp_path / "cut"

@@ -253,7 +253,6 @@ def test_odd_words_in_a_recipe_come_back():
     assert tomllib.loads(to_toml(table)) == table
 
 
-@pytest.mark.slow
 def test_studies_of_a_run_stand_on_its_page(evaluation, write_run, tmp_path):
     run = write_run(tmp_path, evaluation)
     assert "What people prefer" not in page(run, read_evaluation(run), [])

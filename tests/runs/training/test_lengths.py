@@ -123,7 +123,6 @@ def population_gradient(space, validation, values, strings, lengths=L):
 
 
 @pytest.mark.parametrize("name", SPACES)
-@pytest.mark.slow
 def test_the_population_optimum_of_every_cut_is_the_log_ratio_of_marginals(name, world, monkeypatch):
     *_, validation = world
     space = SPACES[name]
@@ -243,7 +242,6 @@ def test_features_of_different_cuts_are_kept_apart(world, tmp_path):
     assert (before[:, 0] != short[:, 0]).any()
 
 
-@pytest.mark.slow
 def test_a_network_learns_at_a_random_cut_on_top_of_what_the_others_say_there(world, tmp_path):
     _, train, validation = world
     done = counted(1)
@@ -310,7 +308,6 @@ def mean_loss(this, energy, length):
     return RankingNCE()(Scores.relative(E[:, :1]), Scores.relative(E[:, 1:])).value.item()
 
 
-@pytest.mark.slow
 def test_a_run_with_lengths_tells_the_gain_at_each(tmp_path):
     summaries, losses = {}, {}
     for lengths in (1, 2):
@@ -329,7 +326,6 @@ def test_a_run_with_lengths_tells_the_gain_at_each(tmp_path):
     assert marks == [2, 4]  # train and validation whole, and both at two tokens
 
 
-@pytest.mark.slow
 def test_a_network_follows_linear_parts_at_all_lengths(tmp_path):
     parts = [{"kind": "ngram", "order": 2, "lexicon": 4}, {"kind": "log-ratio"}]
     steps = {"steps": 8, "batch_size": 4, "validate_every": 4}
