@@ -45,15 +45,21 @@ def check_sampler(
     found = sampler(target, NUM, Rng(1))
     _check_results(found, target)
     _same(found, sampler(target, NUM, Rng(1)), "the same rng gives other results")
+    others = (sampler(target, NUM, Rng(seed)).x.lists() for seed in range(2, 22))
+    assert any(strings != found.x.lists() for strings in others), "another rng gives the same results"
     for other in _other_batch_sizes(sampler):
         _same(found, other(target, NUM, Rng(1)), f"another batch size gives other results: {other}")
     two = target.after(Sequences.from_lists(target.contexts.lists() * 2))
-    for bad, num in ((two, 1), (target, 0)):
-        try:
-            sampler(bad, num, Rng(1))
-        except UserError:
-            continue
-        raise AssertionError(f"{num} results of {len(bad)} contexts are not refused")
+    for bad, num, sentence in ((two, 1, "2 contexts were given"), (target, 0, "0 results were asked for")):
+        assert sentence in _refusal(sampler, bad, num), f"{num} results of {len(bad)} contexts are not refused"
+
+
+def _refusal(sampler: Sampler, target: Target[Residual], num: int) -> str:
+    try:
+        sampler(target, num, Rng(1))
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _other_batch_sizes(settings: Any) -> list[Sampler]:
@@ -62,16 +68,22 @@ def _other_batch_sizes(settings: Any) -> list[Sampler]:
     return [replace(cast(Any, settings), batch_size=batch_size) for batch_size in (1, 3, 100)]
 
 
+def law_of_results(sampler: Sampler, target: Target[Residual], num: int = 1) -> dict[Any, float]:
+    """Return the exact law of the results: of one string, or of a tuple of them; "refused" where there are none."""
+
+    def run(rng: Rng) -> Any:
+        try:
+            strings = [tuple(string) for string in sampler(target, num, rng).x.lists()[0]]
+        except UserError:
+            return "refused"
+        return strings[0] if num == 1 else tuple(strings)
+
+    return law(run, lambda found: found)
+
+
 def law_of_sampler(sampler: Sampler, target: Target[Residual]) -> Float[Tensor, " strings"]:
     """Return the exact law of one result, given that there is one."""
-
-    def run(rng: Rng) -> tuple[int, ...] | None:
-        try:
-            return tuple(sampler(target, 1, rng).x.lists()[0][0])
-        except UserError:
-            return None
-
-    found = _vector(law(run, lambda result: result), target)
+    found = _vector(law_of_results(sampler, target), target)
     assert found.sum() > 0, "every branch is refused"
     return found / found.sum()
 
@@ -164,5 +176,5 @@ def _probs(target: Target[Residual]) -> Float[Tensor, " strings"]:
 
 def _vector(found: dict[Any, float], target: Target[Residual]) -> Float[Tensor, " strings"]:
     names = [tuple(string) for string in target.space.enumerate().lists()]
-    assert set(found) - {None} <= set(names), "a result lies outside of the space"
+    assert set(found) - {"refused"} <= set(names), "a result lies outside of the space"
     return torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float64)

@@ -17,7 +17,7 @@ from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Scored
 from freenergy.samplers import Resampling, Sampler
 from freenergy.samplers.resampling import distance
-from freenergy.testing import law
+from freenergy.testing.samplers import law_of_results
 
 # strings of two tokens or an early EOS; with three candidates, of one token
 each_n = pytest.mark.parametrize(
@@ -34,19 +34,6 @@ PROPOSALS = [
     (Truncation(temperature=1.5, top_k=2), "model"),
 ]
 each_proposal = pytest.mark.parametrize(("truncation", "law"), PROPOSALS, ids=str)
-
-
-def emitted(world, sampler, num=1):
-    """The exact law of what is emitted: one string, or a tuple of them."""
-
-    def run(rng):
-        try:
-            strings = sampler(world.target(), num, rng).x.lists()[0]
-        except UserError:
-            return "refused"
-        return tuple(strings[0]) if num == 1 else tuple(tuple(x) for x in strings)
-
-    return law(run, lambda found: found)
 
 
 def formula(q, w, n):
@@ -69,7 +56,8 @@ def far(q, w, n):
 @each_proposal
 def test_the_law_is_the_formula(make_world, n, shape, truncation, law):
     world = make_world(**shape)
-    found = world.vector(emitted(world, Resampling(candidates=n, truncation=truncation, law=law)))
+    sampler = Resampling(candidates=n, truncation=truncation, law=law)
+    found = world.vector(law_of_results(sampler, world.target()))
     q, w = world.proposal(truncation), world.weights(law, truncation)
     torch.testing.assert_close(found, formula(q, w, n), atol=1e-12, rtol=0)
     assert found.sum().item() == pytest.approx(1, abs=1e-12)
@@ -129,7 +117,7 @@ def by_hand(world, n, replacement):
 def test_the_law_of_two_results(make_world, n, replacement):
     world = make_world(**three_tokens)
     found, wanted = (
-        emitted(world, Resampling(candidates=n, replacement=replacement), num=2),
+        law_of_results(Resampling(candidates=n, replacement=replacement), world.target(), num=2),
         by_hand(world, n, replacement),
     )
     assert set(found) == set(wanted)
@@ -150,14 +138,14 @@ def test_merging_without_adding_is_seen(make_world, monkeypatch):
     wanted = formula(world.proposal(), world.weights(), 3)
     mutant = lambda self: self.log_weight.masked_fill(~self.first(), -math.inf)  # noqa: E731
     monkeypatch.setattr(Scored, "merged", mutant)
-    assert (world.vector(emitted(world, Resampling(candidates=3))) - wanted).abs().max() > 1e-2
+    assert (world.vector(law_of_results(Resampling(candidates=3), world.target())) - wanted).abs().max() > 1e-2
 
 
 def test_forbidden_strings_are_never_emitted(make_world):
     """With E = +inf for some: the law is that of what has weight, and the rest of the time there is nothing to emit."""
     world = make_world()
     world.energies[[1, 3]] = math.inf
-    found = emitted(world, Resampling(candidates=2))
+    found = law_of_results(Resampling(candidates=2), world.target())
     refused = found.pop("refused")
     assert refused == pytest.approx(world.proposal()[[1, 3]].sum().item() ** 2, abs=1e-12)
     emits = world.vector(found)
@@ -229,19 +217,6 @@ def test_what_is_told(world):
     assert easy.notes == ()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 128])
-def test_the_same_seed_gives_the_same_bits(world, batch_size):
-    arguments = (world.target(), 4)
-    first = Resampling(candidates=50, batch_size=50)(*arguments, Rng(9))
-    again = Resampling(candidates=50, batch_size=batch_size)(*arguments, Rng(9))
-    assert torch.equal(first.chosen, again.chosen)
-    assert torch.equal(first.x.tokens, again.x.tokens)
-    assert torch.equal(first.energy, again.energy)
-    assert first.distance == again.distance
-    others = [Resampling(candidates=50)(*arguments, Rng(seed)).x.lists() for seed in range(5)]
-    assert any(other != first.x.lists() for other in others)
-
-
 def test_bad_settings_are_refused(world):
     for bad in ({"candidates": 0}, {"batch_size": 0}):
         with pytest.raises(UserError, match="is 0: set it to 1 or more"):
@@ -251,7 +226,3 @@ def test_bad_settings_are_refused(world):
             Resampling(effective=goal)
     with pytest.raises(UserError, match="top_k is 0"):
         Truncation(top_k=0)
-    with pytest.raises(UserError, match="2 contexts were given"):
-        Resampling()(world.target(None, [1], [2]), 1, Rng(0))
-    with pytest.raises(UserError, match="0 results were asked for"):
-        Resampling()(world.target(), 0, Rng(0))
