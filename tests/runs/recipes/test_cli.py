@@ -130,7 +130,7 @@ def test_bad_text(call, recipe, tmp_path):
     refused(call("run", recipe, *out, *source(tmp_path / "latin.txt")), "latin.txt", "UTF-8")
     (tmp_path / "short.jsonl").write_text('{"text": "too short"}\n{"text": "also short"}\n{"text": "short"}\n' * 9)
     short = call("run", recipe, *out, *source(tmp_path / "short.jsonl"), "--set", "corpus.prefix=400")
-    refused(short, "404 tokens", "set prefix and continuation to less")
+    refused(short, "404 tokens", "reduce prefix and continuation")
     with gzip.open(tmp_path / "torn.txt.gz", "wb") as file:
         file.write(b"some text " * 1000)
     torn = (tmp_path / "torn.txt.gz").read_bytes()[:-20]
