@@ -186,7 +186,7 @@ class TestInTheHarness:
 
     def test_one_continuation_alone_is_refused(self, joint, task, monkeypatch):
         monkeypatch.setattr(lm_eval, "load", lambda run: joint)
-        with pytest.raises(UserError, match="which needs log Z: take tasks of output_type multiple_choice"):
+        with pytest.raises(UserError, match="which needs log Z: use tasks of output_type multiple_choice"):
             self.evaluate(task("loglikelihood", "metric_list:\n  - metric: acc\n"))
 
     def test_generation_is_ours(self, joint, task, monkeypatch):

@@ -203,7 +203,7 @@ def test_numbers_of_other_settings_are_not_shown(copy):
     recipe = read_json(copy / "recipe.json")
     recipe["evaluation"]["windows"] = 2
     write_json(copy / "recipe.json", recipe)
-    with pytest.raises(UserError, match="measured with other settings"):
+    with pytest.raises(UserError, match="evaluated with other settings"):
         write_report(load_run(copy), Silent())
     assert evaluate(copy)["windows"] == 2
 

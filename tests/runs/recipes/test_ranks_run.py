@@ -93,7 +93,7 @@ def test_sigterm_to_torchrun_keeps_the_step_in_hand(started, tmp_path):
     process, records = begun(started, tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)  # torchrun hands it on; its own status tells of the signal
     _, err = process.communicate(timeout=120)
-    assert err.count("freenergy: stopped as asked") == 1
+    assert err.count("freenergy: stopped on request") == 1
     assert (tmp_path / "run" / "base" / "training" / "checkpoint.safetensors").is_file()
     kept = len(records.read_text().splitlines())
     assert 5 <= kept < 12
