@@ -5,6 +5,7 @@ from freenergy.core.rng import Rng as Rng
 from freenergy.core.roles import Draws as Draws
 from freenergy.core.roles import Energy as Energy
 from freenergy.core.roles import Examples as Examples
+from freenergy.core.roles import Kernel as Kernel
 from freenergy.core.roles import LanguageModel as LanguageModel
 from freenergy.core.roles import Loss as Loss
 from freenergy.core.roles import Noise as Noise
@@ -66,6 +67,7 @@ from freenergy.report import write_report as write_report
 from freenergy.runs.run import Recipe as Recipe
 from freenergy.runs.sweep.run import run_sweep as run_sweep
 from freenergy.samplers import Autoregressive as Autoregressive
+from freenergy.samplers import Chain as Chain
 from freenergy.samplers import Metropolis as Metropolis
 from freenergy.samplers import QuasiRejection as QuasiRejection
 from freenergy.samplers import Rejection as Rejection
@@ -73,6 +75,7 @@ from freenergy.samplers import Resampling as Resampling
 from freenergy.samplers import Sampled as Sampled
 from freenergy.samplers import Sampler as Sampler
 from freenergy.samplers import Sequential as Sequential
+from freenergy.samplers import sampler_named as sampler_named
 from freenergy.text.model import ResidualModel as ResidualModel
 from freenergy.text.nbest import rank_file as rank_file
 from freenergy.text.ranking import Ranking as Ranking

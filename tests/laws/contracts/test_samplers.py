@@ -32,7 +32,10 @@ SAMPLER_ROWS = {
     ],
     "metropolis": [({"steps": 2}, SMALL, "model", 0.2)],
     "sequential": [({"particles": 2, "check_every": 1}, FIXED, "model", 0.2)],
-    "autoregressive": [({"completions": 2, "top_k": 2}, FIXED, "model", 0.1)],
+    "autoregressive": [
+        ({"completions": 2, "top_k": 2}, FIXED, "model", 0.1),
+        ({"completions": 4}, {"length": 3}, "model", None),
+    ],
 }
 KERNEL_ROWS = {
     "independence": [
