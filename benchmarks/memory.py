@@ -1,4 +1,4 @@
-"""Memory of writing: peak growth beside the loaded model, for one long text and over many prefixes.
+"""Memory of writing: peak growth over the loaded model, for one long text and over many prefixes.
 
     python benchmarks/memory.py RUN [--candidates 1000] [--chunks 10] [--prefixes 40] [--out results.json]
 
@@ -35,16 +35,16 @@ def main():
     parser.add_argument("--prefixes", type=int, default=40)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    joint = load(options.run)
-    joint.sample(PREFIX, candidates=16)
+    model = load(options.run)
+    model.sample(PREFIX, candidates=16)
     loaded, sampler = resident(), Resampling(candidates=options.candidates)
     with Bars() as bars:
-        writing = Writing(sampler=sampler, chunks=options.chunks, room=joint.room)
-        long = joint.write(PREFIX, joint.space_of(None), Rng(0), writing, progress=bars)
+        writing = Writing(sampler=sampler, chunks=options.chunks, max_context=model.max_context)
+        long = model.write(PREFIX, model.space_of(None), Rng(0), writing, progress=bars)
     found = {"loaded_mb": loaded, "long_text_growth_mb": peak() - loaded, "tokens": len(long[0].tokens)}
     after = []
     for i in range(options.prefixes):
-        joint.sample(f"{PREFIX} {i}", candidates=32, seed=i)
+        model.sample(f"{PREFIX} {i}", candidates=32, seed=i)
         after.append(resident())
     quarter = max(1, len(after) // 4)
     found["prefixes_growth_mb"] = max(after[-quarter:]) - max(after[:quarter])

@@ -39,12 +39,12 @@ _NOT_NORMALISED = (
 class TextModel:
     """A residual model (or its base alone) that reads and writes strings."""
 
-    def __init__(self, joint: ResidualModel, *, n: int = 64, length: int = 40, seed: int = 0) -> None:
+    def __init__(self, model: ResidualModel, *, n: int = 64, length: int = 40, seed: int = 0) -> None:
         if n < 1 or length < 1:
             raise UserError(f"n is {n} and length {length}: set both to 1 or more")
-        if joint.tokenizer is None:
+        if model.tokenizer is None:
             raise UserError("this residual model has no tokenizer: pass one to ResidualModel")
-        self.joint, self.tokenizer = joint, joint.tokenizer
+        self.model, self.tokenizer = model, model.tokenizer
         self.n, self.length, self.rng = n, length, Rng(seed)
 
     @classmethod
@@ -58,22 +58,22 @@ class TextModel:
         joined = join(self.tokenizer, start, [context[len(start) :] + x for x in continuations])
         xs = [text.tokens for text in joined.texts]
         c = self._fitting(joined.context, max(map(len, xs)))
-        return [float(score) for score in self.joint.log_score(Continuations.from_lists([c], [xs]))[0]]
+        return [float(score) for score in self.model.log_score(Continuations.from_lists([c], [xs]))[0]]
 
     def write(self, context: str, until: Sequence[str], length: int | None, rng: Rng) -> str:
         """Return a continuation by importance resampling among n draws of the base, cut at the first stop string."""
         space = SequenceSpace(
-            vocab_size=self.joint.base.vocab_size, length=length or self.length, eos=self.tokenizer.eos
+            vocab_size=self.model.base.vocab_size, length=length or self.length, eos=self.tokenizer.eos
         )
         tokens = self._fitting(self.tokenizer.encode(context), space.length)
         contexts, stream = Sequences.from_lists([tokens]), rng.child("draws")
-        draws = self.joint.residual.propose(contexts, self.n, space, stream, batch_size=self.n, allow_inf=False)
+        draws = self.model.residual.propose(contexts, self.n, space, stream, batch_size=self.n, allow_inf=False)
         chosen = int(rng.child("choice").categorical(draws.log_weight).item())
         return cut(self.tokenizer.decode(draws.x.lists()[0][chosen]), until)
 
     def _fitting(self, context: list[int], length: int) -> list[int]:
         """Return the end of a context that leaves space for ``length`` tokens."""
-        limit = self.joint.base.max_length
+        limit = self.model.base.max_length
         if limit is None or len(context) + length <= limit:
             return context
         if length >= limit:

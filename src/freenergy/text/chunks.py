@@ -58,7 +58,7 @@ class Chunk:
 
     @property
     def log_ahead(self) -> Float[Tensor, " N"] | None:
-        """log Ẑ(c x_i) of each candidate; None without look-ahead."""
+        """Return log Ẑ(c x_i) of each candidate; None without look-ahead."""
         found = self.sampled.candidates
         return None if found is None or found.log_ahead is None else found.log_ahead[0]
 
@@ -162,7 +162,7 @@ def _chunks(text: "LongText", rng: Rng, chunks: int, sampler: Sampler, look_ahea
 def _looking_ahead(
     text: "LongText", k: int, rng: Rng, sampler: Resampling, look_ahead: int
 ) -> Generator[Request | Drawn, Any, Sampled]:
-    """Resampling with the weights w'; the candidates are those that it has without."""
+    """Resample with the weights w'; the candidates are those that it has without."""
     found = yield from watched(sampler.draws(text.next_target(), rng.child("draw")), k)
     log_ahead, tokens = torch.zeros(found.num, dtype=torch.float64), 0
     strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.batch_size // look_ahead)
@@ -206,7 +206,7 @@ class LongText:
     ) -> None:
         self.target, self.space, self.written = target, target.space, written
         self.stops = {token for token in (eos, target.space.eos) if token is not None}
-        self.max_tokens, self.max_context, self._has_told = max_tokens, max_context, False
+        self.max_tokens, self.max_context, self._has_noted = max_tokens, max_context, False
         self.reach = reach(target, max_context)
         # an empty context is the start of a document, also for the chunks after the first
         self.given = target.contexts.lists()[0]
@@ -223,14 +223,14 @@ class LongText:
         return tokens[dropped:], dropped
 
     def next_target(self) -> Target[Residual]:
-        """What the next chunk is sampled from."""
+        """Return what the next chunk is sampled from."""
         return self.target.after(Sequences.from_lists([self.before()[0]]))
 
     def add(self, k: int, sampled: Sampled) -> Chunk:
-        """Chunk k, cut where the text ends; that it does not read all that stands before it is said once."""
+        """Return chunk k, cut where the text ends; a note says once that it does not read all that stands before it."""
         before, dropped = self.before()
-        if dropped and not self._has_told:
-            self._has_told = True
+        if dropped and not self._has_noted:
+            self._has_noted = True
             note = f"from chunk {k + 1} on only the last {len(before)} tokens of what stands before it are read"
             sampled = replace(sampled, notes=(*sampled.notes, note))
         tokens = tuple(self.kept(sampled.x.lists()[0][0]))
@@ -239,28 +239,28 @@ class LongText:
         return Chunk(index=k, tokens=tokens, sampled=sampled, read=len(before), dropped=dropped, has_ended=has_ended)
 
     def kept(self, tokens: list[int]) -> list[int]:
-        """A chunk up to where the text ends."""
+        """Return a chunk up to where the text ends."""
         end = next((t + 1 for t, token in enumerate(tokens) if token in self.stops), len(tokens))
         return tokens[: end if self.max_tokens is None else min(end, self.max_tokens - len(self.written))]
 
     def ends(self, tokens: Sequence[int]) -> bool:
-        """Does the text end there?"""
+        """Return whether the text ends there."""
         return not self.stops.isdisjoint(tokens)
 
     def is_done(self, after: int = 0) -> bool:
-        """Nothing more is to be written, now or ``after`` so many tokens more."""
+        """Return whether nothing more is to be written, now or ``after`` N more tokens."""
         is_full = self.max_tokens is not None and len(self.written) + after >= self.max_tokens
         return is_full or self.ends(self.written)
 
     def going(self, found: Scored) -> list[int]:
-        """The candidates that something may follow, and that may be chosen."""
+        """Return the candidates that something may follow, and that may be chosen."""
         weights = found.log_weight[0].tolist()
         strings = zip(found.x.lists()[0], weights, strict=True)
         return [n for n, (x, log_w) in enumerate(strings) if log_w > -math.inf and not self.ends(x)]
 
 
 def reach(target: Target[Residual], max_context: int | None = None) -> int | None:
-    """How many tokens before a chunk both models can read, and may; None where there is no limit."""
+    """Return how many tokens before a chunk both models can read, and may; None where there is no limit."""
     if max_context is not None and max_context < 1:
         raise UserError(f"max_context is {max_context} tokens: set it to 1 or more, or leave it out")
     limits = [limit for limit in (target.model.max_context(target.space), max_context) if limit is not None]

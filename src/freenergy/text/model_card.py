@@ -32,7 +32,7 @@ Residual Energy-Based Models for Text Generation).
 ## Load it
 
     from freenergy import ResidualModel
-    joint = ResidualModel.from_pretrained("this-folder")
+    model = ResidualModel.from_pretrained("this-folder")
 
 ## What is known of it
 

@@ -1,4 +1,4 @@
-"""What comes next, as text: Table 3 of Deng et al. 2020 with standard errors."""
+"""The next-token table as text: Table 3 of Deng et al. 2020 with standard errors."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -6,7 +6,7 @@ from typing import Any, final
 from freenergy.corpus import Tokenizer
 from freenergy.partition.next_token import NextRow, NextToken
 
-COLUMNS = ("next", "base", "joint", "± s.e.", "joint's rank", "effective")
+COLUMNS = ("next", "base", "model", "± s.e.", "rank", "effective")
 
 
 @final
@@ -19,7 +19,7 @@ class NextTable:
     tokenizer: Tokenizer
 
     def rows(self) -> list[list[str]]:
-        """Words for a table; the last row is all other tokens."""
+        """Return the cells of a table as text; the last row is all other tokens."""
         strata = [*self.found.rows, *([self.found.other] if self.found.other else [])]
         return [
             [
@@ -40,7 +40,7 @@ class NextTable:
         return "\n".join([*lines, *([f"mind: {verdict}"] if (verdict := self.found.verdict()) else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, each token with its text."""
+        """Return plain numbers, each token with its text."""
         found = self.found.to_json()
         for row, plain in zip(self.found.rows, found["rows"], strict=True):
             plain["text"] = self._text(row)

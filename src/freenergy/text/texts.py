@@ -37,7 +37,7 @@ class Text:
     has_ended: bool = False  # EOS was written
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return plain numbers."""
         return {
             "text": self.text,
             "tokens": len(self.tokens),
@@ -55,7 +55,7 @@ class Text:
 class Texts:
     """Texts that continue one prefix, and the evidence of how they were chosen.
 
-    ``steps`` are what the sampler gave: one for all texts, or one a chunk of each text in order.
+    ``steps`` are what the sampler gave: one for all texts, or one per chunk of each text in order.
     """
 
     prefix: str
@@ -78,16 +78,16 @@ class Texts:
                 f"{self.prefix[-60:]} ▸ {text.text}",
                 f"    log P_LM {text.log_base:.2f}, E {text.energy:.2f}{share}",
             ]
-        return "\n".join([*lines, *told(self.steps), *(f"mind: {note}" for note in self.all_notes())])
+        return "\n".join([*lines, *evidence_lines(self.steps), *(f"mind: {note}" for note in self.all_notes())])
 
     def all_notes(self) -> list[str]:
-        """What speaks against trusting the texts, each thing once."""
+        """Return what speaks against trusting the texts, each thing once."""
         found, of = Counter(note for step in self.steps for note in step.notes), len(self.steps)
-        told = [f"{note} ({count} of {of} chunks say so)" if count > 1 else note for note, count in found.items()]
-        return [*dict.fromkeys(self.notes), *told]
+        counted = [f"{note} (in {count} of {of} chunks)" if count > 1 else note for note, count in found.items()]
+        return [*dict.fromkeys(self.notes), *counted]
 
     def to_json(self, *, candidates: bool = False) -> dict[str, Any]:
-        """Texts and diagnostics; with every candidate if asked."""
+        """Return texts and diagnostics; with every candidate if asked."""
         steps = [diagnosis(step) for step in self.steps]
         if candidates:
             rows = [self._rows(step) for step in self.steps]
@@ -100,7 +100,7 @@ class Texts:
         }
 
     def to_frame(self) -> "pandas.DataFrame":
-        """One row a candidate: its step, text, log-probabilities, energy, share of the weight, and how often chosen."""
+        """Return one row per candidate: step, text, log-probabilities, energy, share of the weight, times chosen."""
         try:
             import pandas
         except ImportError:
@@ -134,8 +134,8 @@ def _results(step: Sampled, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def diagnosis(step: Sampled) -> dict[str, Any]:
-    """How a sampler's results came about, in plain numbers."""
-    told: dict[str, Any] = {
+    """Return how a sampler's results came about, in plain numbers."""
+    numbers: dict[str, Any] = {
         "method": step.method,
         "law": step.law,
         "distance": step.distance,
@@ -144,8 +144,8 @@ def diagnosis(step: Sampled) -> dict[str, Any]:
         "acceptance": step.acceptance,
     }
     if step.log_partition is not None:
-        told |= {"log_partition": finite(step.log_partition), "ess": step.ess}
-    return told | ({} if step.candidates is None else weights(step.candidates))
+        numbers |= {"log_partition": finite(step.log_partition), "ess": step.ess}
+    return numbers | ({} if step.candidates is None else weights(step.candidates))
 
 
 def weights(candidates: Scored) -> dict[str, Any]:
@@ -165,8 +165,8 @@ def weights(candidates: Scored) -> dict[str, Any]:
     }
 
 
-def told(steps: Sequence[Sampled]) -> list[str]:
-    """The evidence in one or two lines; of several steps the worst numbers."""
+def evidence_lines(steps: Sequence[Sampled]) -> list[str]:
+    """Return the evidence in one or two lines; of several steps the worst numbers."""
     numbers = [diagnosis(step) for step in steps]
     lines = []
     if steps[0].candidates is not None:
@@ -197,12 +197,12 @@ def _far(distances: list[float | None], how: str) -> str:
 
 
 def _target(step: Sampled) -> str:
-    """The law that was aimed at, in words."""
+    """Return the law that was aimed at, in words."""
     found = step.candidates
     words = "the residual model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.law]
     return words if found is None or found.log_ahead is None else f"{words}, looking ahead,"
 
 
 def finite(value: float) -> float | None:
-    """None where JSON has no number for it."""
+    """Return the number, or None where JSON has none for it."""
     return value if abs(value) < float("inf") else None

@@ -56,7 +56,7 @@ Generation = Generator[Request | Event, Any, Texts]
 
 
 def stream(seed: int, number: int = 0) -> Rng:
-    """The random numbers of a prefix: the first of many has those of one alone."""
+    """Return the random numbers of a prefix: the first of many has those of one alone."""
     return Rng(seed).child("prefix", number)
 
 

@@ -39,12 +39,12 @@ class Json(JSONResponse):
     """JSON in ASCII, so that half a character in a request cannot break the answer."""
 
     def render(self, content: Any) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
-    """The API, the metrics and the playground of one residual model."""
+    """Return the API, the metrics and the playground of one residual model."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -65,14 +65,14 @@ def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
     app.include_router(_watching(server, settings, metrics))
     app.include_router(playground.router(server, settings))
     for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
-        app.add_exception_handler(kind, _told)
+        app.add_exception_handler(kind, _error_response)
     secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
     app.add_middleware(Counting, metrics=metrics)
     return app
 
 
 def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
-    """What programs ask."""
+    """Return the routes for programs."""
     found = APIRouter(dependencies=[Depends(settings.authorise)])
     spelling, begun = Spelling(server.tokenizer), int(time.time())
 
@@ -81,7 +81,7 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
 
     @found.post("/v1/completions", dependencies=[Depends(json_only)])
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Texts that continue prompts, by the residual model or its base."""
+        """Continue prompts, by the residual model or its base."""
         completion = await asyncio.to_thread(Completion.of, server, settings, spelling, body)
         if not body.stream:
             return Json(await unless_gone(request, completion.whole()))
@@ -91,18 +91,18 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
 
     @found.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The residual model and its base."""
+        """List the residual model and its base."""
         return {"object": "list", "data": [card(settings.name), card(settings.base_name)]}
 
     @found.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """One of them."""
+        """Return one of them."""
         is_base_name(name, settings)
         return card(name)
 
     @found.get("/v1/samplers")
     async def samplers() -> dict[str, Any]:
-        """The samplers that a request may name, and the settings of each; the default is the first."""
+        """List the samplers that a request may name, and the settings of each; the default is the first."""
         return {"object": "list", "data": about_samplers(server.model)}
 
     @found.post("/score", dependencies=[Depends(json_only)])
@@ -119,12 +119,12 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
 
 
 def _watching(server: ModelServer, settings: ServerSettings, metrics: Metrics) -> APIRouter:
-    """What those ask who look after the server."""
+    """Return the routes for those who look after the server."""
     found = APIRouter()
 
     @found.get("/health")
     async def health() -> Response:
-        """Whether it lives; asks for no token, since load balancers have none."""
+        """Return whether it lives; asks for no token, since load balancers have none."""
         uptime, is_alive = time.monotonic() - server.begun, server.is_alive
         told = {
             "status": "ok" if is_alive else "stopped",
@@ -136,7 +136,7 @@ def _watching(server: ModelServer, settings: ServerSettings, metrics: Metrics) -
 
     @found.get("/metrics", dependencies=[Depends(settings.authorise)])
     async def numbers() -> Response:
-        """Counts in Prometheus's text form."""
+        """Return counts in Prometheus's text form."""
         return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     return found
@@ -147,7 +147,7 @@ async def _first(frames: AsyncIterator[T]) -> T:
 
 
 async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events; trouble after the first is an event too, since the status is out."""
+    """Yield server-sent events; an error after the first is an event too, since the status is out."""
     try:
         yield as_event(first)
         async for frame in frames:
@@ -160,8 +160,8 @@ async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) 
         yield as_event(error_body("the server failed on this request, and has logged why", kind="server_error"))
 
 
-async def _told(_: Request, error: Exception) -> Response:
-    """An error in the dialect."""
+async def _error_response(_: Request, error: Exception) -> Response:
+    """Return an error in the dialect."""
     status, body = _status_and_body(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, Busy):

@@ -62,7 +62,7 @@ class Completion:
         return made
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         answers = self.server.write_all(self.requests)
         try:
             results = [await _texts(answer) for answer in answers]
@@ -82,7 +82,7 @@ class Completion:
         return self._frame(choices) | {"usage": self._usage(drawn), "freenergy": self._summary(results)}
 
     async def stream(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer in pieces, each as soon as its text is certain; the last says how the texts came about."""
+        """Yield the answer in pieces, each as soon as its text is certain; the last says how the texts came about."""
         if not self.requests:
             answer = await self.whole()
             extra, usage = answer.pop("freenergy"), answer.pop("usage")
@@ -106,7 +106,7 @@ class Completion:
     async def _prompt(
         self, i: int, answers: Answers, results: list[Texts], sizes: list[int]
     ) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of one prompt's texts; its results and the sizes of its texts are added to the lists."""
+        """Yield the pieces of one prompt's texts; its results and the sizes of its texts are added to the lists."""
         growing = [Growing(self.spelling.tokenizer, self.body.stops()) for _ in range(self._n)]
         own = [0] * self._n
         async for event in answers:
@@ -144,7 +144,7 @@ class Completion:
             raise Refusal(words, param="logprobs")
 
     async def _next_piece(self, i: int, event: Added, growing: Growing) -> tuple[dict[str, Any], int]:
-        """What is new of a text, and how many tokens it came by."""
+        """Return what is new of a text, and the number of its tokens."""
         before = list(growing.tokens)
         shown = growing.add(event.tokens, is_last=False)
         offsets = self.spelling.offsets(growing.tokens)
@@ -159,7 +159,7 @@ class Completion:
         return piece | {"finish_reason": None}, len(kept)
 
     async def _places(self, texts: Sequence[Sequence[Sequence[int]]]) -> list[list[list[Place]]]:
-        """Log-probabilities of the tokens of each text of each prompt, and of the prompts themselves with echo."""
+        """Return log-probabilities of the tokens of each text of each prompt, and with echo of the prompts."""
         found: list[list[list[Place]]] = []
         if self.body.logprobs is None or not (self.body.echo or self.requests):
             return [[[] for _ in row] for row in texts]
@@ -173,7 +173,7 @@ class Completion:
     def _forced(
         self, prompts: Sequence[list[int]], texts: Sequence[Sequence[Sequence[int]]], *, echo: bool
     ) -> list[list[list[Place]]]:
-        """On the model thread: the tokens of texts, after those of their prompts with ``echo``."""
+        """Score the tokens of texts, with ``echo`` after those of their prompts; runs on the model thread."""
         heads = [prompt[:1] if echo else prompt for prompt in prompts]
         rows = [
             [[*(prompt[1:] if echo else ()), *text] for text in some]
@@ -195,7 +195,7 @@ class Completion:
         is_first: bool,
         before: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Text r of prompt i, or the next piece of it."""
+        """Return text r of prompt i, or the next piece of it."""
         echoed = self.prompts[i] if is_first and self.body.echo else []
         prefix = self._shown_prompt(i) if is_first and self.body.echo else ""
         piece: dict[str, Any] = {"index": i * self._n + r, "text": prefix + shown, "logprobs": None}
@@ -216,7 +216,7 @@ class Completion:
         return given if isinstance(given, str) else self.spelling.tokenizer.decode(given)
 
     def _end(self, text: Text, growing: Growing, kept: int) -> dict[str, Any]:
-        """Say why a text ended, and what the model knows of it."""
+        """Return why a text ended, and what the model knows of it."""
         is_ended = text.has_ended or growing.stopped_by is not None
         numbers = {key: value for key, value in text.to_json().items() if key not in ("text", "tokens", "has_ended")}
         if self.requests and not self.requests[0].model.has_energy:
@@ -238,7 +238,7 @@ class Completion:
         return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
 
     def _summary(self, results: Sequence[Texts]) -> dict[str, Any]:
-        """How the texts came about: the seed, the sampler, and for each prompt the evidence."""
+        """Return how the texts came about: the seed, the sampler, and for each prompt the evidence."""
         how: dict[str, Any] = {"seed": self.seed, "sampler": None, "law": None}
         if results:
             step, sampler = results[0].steps[0], self.requests[0].writing.sampler

@@ -17,9 +17,10 @@ from freenergy.samplers.sampled import Sampler
 from freenergy.text.chunks import Drawn
 from freenergy.text.model import ResidualModel
 from freenergy.text.write import Added, Writing, stream
+from freenergy.web.entries import Event, Finished, Steps
 from freenergy.web.settings import Limits
 from freenergy.web.sharing import Call
-from freenergy.web.turns import Answers, Busy, Event, Finished, QueueCounts, Steps, TooLong, Turns
+from freenergy.web.turns import Answers, Busy, QueueCounts, TooLong, Turns
 
 __all__ = ["Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "TooLong"]
 

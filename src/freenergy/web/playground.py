@@ -2,7 +2,7 @@
 
     GET  /                     the page; its scripts and styles come from a fixed table of names
     GET  /playground/about     name, defaults, limits, prefixes to try
-    POST /playground/write     candidates as they are drawn, then what was chosen: one JSON object a line
+    POST /playground/write     candidates as they are drawn, then what was chosen: one JSON object per line
     POST /playground/next      the next token under base and residual model (Table 3 of Deng et al. 2020)
     POST /playground/rising    what each token adds to the energy
 
@@ -83,7 +83,7 @@ class RisingRequest(Body):
 
 
 def router(server: ModelServer, settings: ServerSettings) -> APIRouter:
-    """The routes of the playground."""
+    """Return the routes of the playground."""
     found = APIRouter(tags=["playground"])
     files = {path.name: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in _KINDS}
     files["look.css"] = look().encode()
@@ -102,30 +102,30 @@ def _file(content: bytes, kind: str) -> Callable[[], Response]:
 
 
 def _questions(server: ModelServer, settings: ServerSettings) -> APIRouter:
-    """What the page asks."""
+    """Return the routes that ask the model."""
     found = APIRouter(prefix="/playground", dependencies=[Depends(settings.authorise)])
     is_json = [Depends(json_only)]
 
     @found.get("/about")
     async def about() -> dict[str, Any]:
-        """What the page needs to know before anything is asked."""
+        """Return what the page needs to know before anything is asked."""
         return about_model(server, settings)
 
     @found.post("/write", dependencies=is_json)
     async def write(body: WriteRequest) -> StreamingResponse:
-        """Lines of JSON: ``drawn`` as candidates come, ``added`` as text does, ``written`` at the end."""
+        """Stream lines of JSON: ``drawn`` as candidates come, ``added`` as text does, ``written`` at the end."""
         asked = await asyncio.to_thread(request_of, server, body)
         return StreamingResponse(lines(server, watched(server, asked)), media_type="application/x-ndjson")
 
     @found.post("/next", dependencies=is_json)
     async def next_token(body: NextRequest, request: Request) -> dict[str, Any]:
-        """The table of the next token."""
+        """Return the table of the next token."""
         await asyncio.to_thread(server.request, body.prefix)  # refuses what cannot be asked
         return await unless_gone(request, server.call(partial(next_of, server, body)))
 
     @found.post("/rising", dependencies=is_json)
     async def rises(body: RisingRequest, request: Request) -> dict[str, Any]:
-        """The energy of every beginning of a text."""
+        """Return the energy of every beginning of a text."""
         context, tokens = await asyncio.to_thread(tokens_of, server, body)
         work = partial(rising, server.model.energy, server.tokenizer, context, tokens, rows=server.limits.rows)
         return {"pieces": [piece.to_json() for piece in await unless_gone(request, server.call(work))]}
@@ -134,7 +134,7 @@ def _questions(server: ModelServer, settings: ServerSettings) -> APIRouter:
 
 
 def request_of(server: ModelServer, body: WriteRequest) -> GenerationRequest:
-    """One text; where there is no energy to choose by, as many texts as candidates."""
+    """Request one text; where there is no energy to choose by, as many texts as candidates."""
     model, settings = server.model, body.settings
     short: dict[str, Any] = {"law": body.law, "top_k": body.top_k, "temperature": body.temperature}
     if model.has_energy:
@@ -146,7 +146,7 @@ def request_of(server: ModelServer, body: WriteRequest) -> GenerationRequest:
 
 
 def next_of(server: ModelServer, body: NextRequest) -> dict[str, Any]:
-    """The table, for continuations as the energy was trained on."""
+    """Return the table, for continuations as the energy was trained on."""
     length = server.length if server.model.space is None else None
     found = server.model.next(
         body.prefix, top_k=body.top_k, completions=body.completions, length=length, seed=body.seed
@@ -155,7 +155,7 @@ def next_of(server: ModelServer, body: NextRequest) -> dict[str, Any]:
 
 
 def about_model(server: ModelServer, settings: ServerSettings) -> dict[str, Any]:
-    """Name, defaults, limits and examples."""
+    """Return name, defaults, limits, samplers and examples."""
     limits, space = server.limits, server.model.space
     candidates = limits.candidates if server.model.has_energy else limits.texts
     return {
@@ -186,7 +186,7 @@ def about_model(server: ModelServer, settings: ServerSettings) -> dict[str, Any]
 
 
 def examples_of(folder: Path | None) -> list[str]:
-    """Held-out prefixes that the run was measured on, where there are some; else a few of ours."""
+    """Return held-out prefixes that the run was measured on, where there are some; else a few of ours."""
     path = None if folder is None else folder / "evaluation" / SUMMARY
     found = read_json(path) if path is not None and path.is_file() else {}
     shown = [*(found.get("examples") or []), *(found.get("samples") or [])]
@@ -195,7 +195,7 @@ def examples_of(folder: Path | None) -> list[str]:
 
 
 def tokens_of(server: ModelServer, body: RisingRequest) -> tuple[list[int], list[int]]:
-    """A context and a continuation that can be coloured."""
+    """Return a context and a continuation that can be coloured."""
     if (body.text is None) == (body.tokens is None):
         raise UserError("give the continuation as text or as tokens, one of the two")
     if body.text is not None:

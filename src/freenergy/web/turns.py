@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -20,25 +20,11 @@ import torch
 from freenergy.core.scored import Scored
 from freenergy.samplers.requests import DrawRequest
 from freenergy.samplers.sampled import Sampled
-from freenergy.text.chunks import Drawn
-from freenergy.text.texts import Texts
-from freenergy.text.write import Added
+from freenergy.web.entries import Event, QueueEntry, Steps
 from freenergy.web.settings import Limits
-from freenergy.web.sharing import ThreadRequest, UntilLeft, draw_together, kind
+from freenergy.web.sharing import draw_together, kind
 
 _LONGEST_WAIT_SECONDS = 60
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """All texts, and how they came about: the last event."""
-
-    texts: Texts
-
-
-Event = Drawn | Added | Finished
-Steps = Generator[ThreadRequest | Event, Any, Any]
 
 
 class Busy(Exception):  # noqa: N818
@@ -71,47 +57,6 @@ class QueueCounts:
     seconds_waiting: float = 0.0  # until an entry first ran
     seconds_working: float = 0.0
     batches: Counter[int] = field(default_factory=Counter)  # number of model calls by number of contexts
-
-
-@final
-class QueueEntry:
-    """Steps that are taken on the thread of the models, and their events for a task of the event loop."""
-
-    def __init__(self, steps: Steps, loop: asyncio.AbstractEventLoop) -> None:
-        self.steps, self.loop, self.asked = steps, loop, time.monotonic()
-        self.events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
-        self.request: ThreadRequest | None = None  # None: not started
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.is_over = self.was_served = False
-        self.progress = UntilLeft(lambda: self.is_over)
-
-    def tell(self, event: Event | Exception | None) -> None:
-        """Pass an event on; an exception and None are the last."""
-        try:
-            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
-        except RuntimeError:  # the event loop has ended
-            self.is_over = True
-
-    def advance(self, answer: Any) -> None:
-        """Run with the answer to its request, up to the next request or the end."""
-        try:
-            while not isinstance(step := self.steps.send(answer), ThreadRequest):
-                self.tell(step)
-                answer = None
-            self.request = step
-        except StopIteration as end:
-            self.result, self.is_over = end.value, True
-        except Exception as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """End with an error."""
-        self.error, self.is_over = error, True
-
-    def end(self) -> None:
-        """Send the end event; only after the entry has left the queue, so that its slot is free by then."""
-        self.tell(self.error)
 
 
 @final

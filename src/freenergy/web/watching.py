@@ -17,9 +17,9 @@ from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.samplers.requests import DrawRequest
 from freenergy.samplers.sampled import Sampled
-from freenergy.text.texts import Texts, diagnosis, finite, told
+from freenergy.text.texts import Texts, diagnosis, evidence_lines, finite
+from freenergy.web.entries import Steps
 from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, TooLong
-from freenergy.web.turns import Steps
 
 _PART, _PARTS = 16, 16  # minimum candidates per event, maximum number of events
 EVENNESS = ("healthy", "thin", "one candidate decides")  # from good to bad
@@ -94,7 +94,7 @@ def written(texts: Texts) -> dict[str, Any]:
         "text": texts[0].text,
         "steps": steps,
         "word": max(words, key=EVENNESS.index, default=None),
-        "evidence": told(texts.steps),
+        "evidence": evidence_lines(texts.steps),
         "notes": texts.all_notes(),
     }
 

@@ -215,6 +215,36 @@ def test_options_that_a_sampler_does_not_have_are_refused(call, folder, options,
     refused(call("sample", folder, *options), words)
 
 
+KERNEL = """
+from dataclasses import dataclass, replace
+
+from freenergy.samplers.kernels.independence import Independence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    stay: float = 0.5
+
+    def init(self, target, x):
+        return Independence().init(target, x)
+
+    def step(self, target, state, rng):
+        moved, info = Independence().step(target, state, rng.child("move"))
+        is_still = float(rng.child("stay").uniform(1)) < self.stay
+        return (state if is_still else moved), replace(info, is_accepted=info.is_accepted & (not is_still))
+"""
+
+
+def test_a_kernel_of_ones_own_is_a_sampler(call, folder, tmp_path, monkeypatch):
+    (tmp_path / "my_kernels.py").write_text(KERNEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("--prefix", "The", "--sampler", "my_kernels:Lazy", "--set", "steps=3", "--num", 2)
+    found = sampled(call, folder, *own, "--set", "stay=0.25")
+    assert len(found["results"][0]["texts"]) == 2
+    assert found["results"][0]["steps"][0]["distance"] is None
+    refused(call("sample", folder, *own, "--candidates", 4), "has no setting 'candidates'")
+
+
 def test_short_options_are_settings_of_the_sampler(call, folder):
     """--top-k is the proposal's, or the sampler's own where it has one."""
     short = sampled(call, folder, "--prefix", "The", *FEW, "--top-k", 5, "--temperature", 0.8)

@@ -1,4 +1,4 @@
-"""What was written, ranked and looked up, for a person."""
+"""Print what was written, ranked and looked up, for a person."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from rich.text import Text
 from freenergy.cli.show.tables import OUT, interval, show_table, tail
 from freenergy.core.format import significant
 from freenergy.text.next_table import COLUMNS, NextTable
-from freenergy.text.texts import Texts, told
+from freenergy.text.texts import Texts, evidence_lines
 
 
 @final
@@ -26,7 +26,7 @@ class Live:
         self._above, self._text, self._line = above, -1, Text()
 
     def chunk(self, prefix: str, r: int, words: str) -> None:
-        """What was added to text r of a prefix."""
+        """Show what was added to text r of a prefix."""
         if r != self._text:
             self.end()
             self._add(Text(tail(prefix), "dim"))
@@ -34,7 +34,7 @@ class Live:
         self._add(Text(words, "bold"))
 
     def end(self) -> None:
-        """The text is whole."""
+        """End the line of a text that is complete."""
         if self._text >= 0:
             with self._above() as console:
                 console.print(self._line, soft_wrap=True)
@@ -51,7 +51,7 @@ class Live:
 
 
 def show_texts(written: Texts, console: Console, *, is_shown: bool = False) -> None:
-    """Each text after the end of its prefix, and the evidence."""
+    """Show each text after the end of its prefix, and the evidence."""
     for text in written.texts:
         if not is_shown:
             words = f"[dim]{escape(tail(written.prefix))}[/dim][bold]{escape(text.text)}[/bold]"
@@ -62,31 +62,31 @@ def show_texts(written: Texts, console: Console, *, is_shown: bool = False) -> N
             f"[dim]  {len(text.tokens)} tokens{drawn}, log P_LM {text.log_base:.2f}, E {text.energy:.2f}{share}[/dim]"
         )
         console.print(energy)
-    for line in told(written.steps):
+    for line in evidence_lines(written.steps):
         console.print(f"[dim]{escape(line)}[/dim]")
     for note in written.all_notes():
         console.print(f"[bold]mind:[/bold] {escape(note)}")
 
 
-def show_lists(found: dict[str, Any], most: int = 5) -> None:
-    """The best candidate of the first lists."""
-    for row in (found["lists"] or [])[:most]:
+def show_lists(found: dict[str, Any], max_lists: int = 5) -> None:
+    """Show the best candidate of the first lists."""
+    for row in (found["lists"] or [])[:max_lists]:
         OUT.print(f"[dim]{escape(tail(row['prefix'], 80))}[/dim][bold]{escape(row['best'])}[/bold]")
     if found["out"] is not None:
         OUT.print(f"the ranked lists are in {escape(found['out'])}")
 
 
 def show_next(found: NextTable) -> None:
-    """The table, likeliest token of the base first."""
+    """Show the table, likeliest token of the base first."""
     show_table(f"…{tail(found.prefix, 60)} ▸", COLUMNS, found.rows())
     if verdict := found.found.verdict():
         OUT.print(f"[bold]mind:[/bold] {escape(verdict)}")
 
 
 def show_distilled(found: dict[str, Any], out: Path) -> None:
-    """How near the distilled model has come to the residual model, and what it is worth."""
+    """Show how close the distilled model has come to the residual model, and what it is worth."""
     rows = []
-    for name, words in (("kl", "KL(joint ‖ model), nats a text"), ("total_variation", "total variation from it")):
+    for name, words in (("kl", "KL(residual model ‖ it), nats per text"), ("total_variation", "total variation")):
         for when, model in (("before", "base"), ("after", "distilled"), ("less", "less")):
             rows.append([words if when == "before" else "", model, *_measured(found[name][when])])
     candidates, perplexity = found["candidates"], found["perplexity"]
@@ -95,7 +95,7 @@ def show_distilled(found: dict[str, Any], out: Path) -> None:
     base, distilled = perplexity["base"], perplexity["distilled"]
     rows.append(["perplexity", "base", significant(base["perplexity"]["token"]), interval(base["interval"]["token"])])
     rows.append(["", "distilled", significant(distilled["perplexity"]), interval(distilled["interval"])])
-    rows.append(["", "joint, certified", *_measured(perplexity["joint_certified"])])
+    rows.append(["", "residual model, certified", *_measured(perplexity["joint_certified"])])
     show_table(f"Distilled in {found['training']['steps']} steps", ["what", "of", "value", "95 % interval"], rows)
     if found["verdict"]:
         OUT.print(f"[bold]mind:[/bold] {escape(found['verdict'])}")

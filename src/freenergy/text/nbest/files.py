@@ -37,7 +37,7 @@ _SILENT = Silent()
 
 
 def rank_file(
-    joint: ResidualModel,
+    model: ResidualModel,
     path: str | Path,
     *,
     out: str | Path | None = None,
@@ -60,9 +60,9 @@ def rank_file(
     combination, tuned, tally, notes = Combination(next(read_lists(path)).scores, weights), None, Tally(), Notes(path)
     with _folder(aim) as folder:
         if tune is not None:
-            scored = score_file(joint, Path(tune), folder, ends=ends, progress=progress)
+            scored = score_file(model, Path(tune), folder, ends=ends, progress=progress)
             combination, tuned = _tuned(Path(tune), scored, combination, rng, restarts, progress)
-        scored = score_file(joint, path, folder, ends=ends, progress=progress)
+        scored = score_file(model, path, folder, ends=ends, progress=progress)
         results = _written(_ranked(scored, combination, tuned is not None, tally, notes), aim)
     for sentence in notes.sentences(ends):
         progress.say(sentence)

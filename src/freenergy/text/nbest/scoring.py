@@ -27,24 +27,24 @@ Scored = Iterator[tuple[NBest, Ranking]]
 _INFINITE = {"log_base": -math.inf, "energy": math.inf, "log_score": -math.inf}  # what is null in the file
 
 
-def score_file(joint: ResidualModel, path: Path, folder: Path, *, ends: bool, progress: Progress) -> Scored:
+def score_file(model: ResidualModel, path: Path, folder: Path, *, ends: bool, progress: Progress) -> Scored:
     """Every list of a file with the ranking of its candidates; what was scored before is read."""
     total = sum(1 for _ in read_lists(path))
-    first = _scored(joint, next(read_lists(path)), path, ends)
+    first = _scored(model, next(read_lists(path)), path, ends)
     asked = {"version": version("freenergy"), "file": file_hash(path), "ends": ends, "first": first}
     kept = folder / f"{fingerprint(asked)}.jsonl"
     if not kept.is_file():
         with progress.track(f"scores of {path.name}", total, "lists") as advance, resumable_jsonl(kept, asked) as lines:
             advance(lines.done)
             for one in islice(read_lists(path), lines.done, None):
-                lines.add(_scored(joint, one, path, ends))
+                lines.add(_scored(model, one, path, ends))
                 advance(1)
     return _read(path, kept)
 
 
-def _scored(joint: ResidualModel, one: NBest, path: Path, ends: bool) -> list[dict[str, Any]]:
+def _scored(model: ResidualModel, one: NBest, path: Path, ends: bool) -> list[dict[str, Any]]:
     try:
-        ranking = joint.score(one.prefix, one.candidates, ends=ends)
+        ranking = model.score(one.prefix, one.candidates, ends=ends)
     except UserError as error:
         raise UserError(f"{path}, line {one.line}: {error}") from error
     return [candidate.to_json() for candidate in ranking.candidates]
