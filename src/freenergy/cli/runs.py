@@ -88,14 +88,14 @@ def evaluate(
     """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.cli.show import Bars, show_evaluation
     from freenergy.core.workers.from_name import worker_pool
-    from freenergy.recipes.stages.evaluate import Question
+    from freenergy.recipes.stages.evaluate import EvaluationRequest
     from freenergy.recipes.stages.evaluate import evaluate as measure
 
-    question = Question(
+    request = EvaluationRequest(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
     )
     with Bars() as bars, worker_pool(workers) as pool:
-        summary = measure(run_folder, question, bars, workers=pool)
+        summary = measure(run_folder, request, bars, workers=pool)
     if as_json:
         print_json(summary)
     else:

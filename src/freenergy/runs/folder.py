@@ -23,17 +23,22 @@ def begin(folder: Path, key: str, *, keep_others: bool = False) -> bool:
     """
     if _begun_key(folder) == key:
         return True
+    check_free(folder, key, keep_others=keep_others)
     if _is_ours(folder):
-        if keep_others:
-            raise UserError(
-                f"{folder} was begun with other settings or other inputs: use those again, delete it, or choose "
-                "another --out"
-            )
         discard(folder)
-    elif folder.is_file() or _visible(folder):
-        raise UserError(f"{folder} holds files that no run has made: move them, or choose another --out")
     write_json(folder / BEGUN, {"key": key})
     return False
+
+
+def check_free(folder: Path, key: str, *, keep_others: bool) -> None:
+    """Refuse a folder in which the work of ``key`` must not begin."""
+    if keep_others and _is_ours(folder) and _begun_key(folder) != key:
+        raise UserError(
+            f"{folder} was begun with other settings or other inputs: use those again, delete it, or choose another "
+            "--out"
+        )
+    if folder.is_file() or (_visible(folder) and not _is_ours(folder)):
+        raise UserError(f"{folder} holds files that no run has made: move them, or choose another --out")
 
 
 def withdraw(folder: Path) -> None:

@@ -29,7 +29,7 @@ from freenergy.core.files import disk_full_as_user_error, exclusive_lock, read_j
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.workers.local import InProcess
 from freenergy.core.workers.protocol import WorkerPool
-from freenergy.runs.folder import adopt, begin, withdraw
+from freenergy.runs.folder import adopt, begin, check_free, withdraw
 from freenergy.runs.keys import key_of, package_version
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
@@ -170,6 +170,7 @@ def finish(stage: Stage[R_contra], this: Run[R_contra], folder: Path, progress: 
     """
     after = {name: str(this.finished(name)["key"]) for name in stage.after}
     step = Step(stage.name, stage.plan(this, progress), folder, after, keep_others=True)
+    check_free(folder, step.key, keep_others=True)
     with working_in(folder):
         return step.done(this.workers, progress)
 

@@ -150,11 +150,11 @@ def test_bad_input_is_one_sentence(finished, write_recipe, tmp_path):
         distil(tmp_path / "nothing", SHORT, tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match="holds something else than a distilled model"):
+    with pytest.raises(UserError, match="holds files that no run has made"):
         distil(finished, SHORT, tmp_path / "full")
-    with pytest.raises(UserError, match="holds something else than a distilled model"):
+    with pytest.raises(UserError, match="holds files that no run has made"):
         distil(finished, SHORT, tmp_path / "full" / "thesis.tex")
-    with pytest.raises(UserError, match="holds something else than a distilled model"):
+    with pytest.raises(UserError, match="holds files that no run has made"):
         distil(finished, SHORT, finished)
     with pytest.raises(UserError, match="steps is 0: set it to 1 or more"):
         replace(SHORT.optimisation, steps=0)

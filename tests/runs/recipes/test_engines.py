@@ -9,12 +9,12 @@ import pytest
 from freenergy import load_recipe, run
 from freenergy.core.workers.from_name import worker_pool
 from freenergy.core.workers.local import ProcessPool
-from freenergy.recipes.stages.evaluate import Question, evaluate
+from freenergy.recipes.stages.evaluate import EvaluationRequest, evaluate
 
 CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=24", "evaluation.position_windows=2",
            "evaluation.position_draws=4", "evaluation.windows=100", "negatives.shard=2",
            "training.lengths=2"]  # fmt: skip
-TEXT = Question(split="validation", windows=9, candidates=5)
+TEXT = EvaluationRequest(split="validation", windows=9, candidates=5)
 
 
 @pytest.fixture(scope="module")

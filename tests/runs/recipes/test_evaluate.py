@@ -10,7 +10,7 @@ from freenergy import UserError, write_report
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Silent
 from freenergy.recipes import load_run
-from freenergy.recipes.stages.evaluate import Question, evaluate
+from freenergy.recipes.stages.evaluate import EvaluationRequest, evaluate
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_other_windows_and_draws_go_into_a_folder_of_their_own(copy, call):
 def test_the_same_numbers_again_where_the_question_is_the_same(copy):
     """The run's own windows and draws, asked for by number, are the same windows and draws."""
     own = evaluate(copy)
-    again = evaluate(copy, Question(windows=6, candidates=8))
+    again = evaluate(copy, EvaluationRequest(windows=6, candidates=8))
     assert again["joint"] == own["joint"]
     assert again["draws_curve"] == own["draws_curve"]
 
@@ -176,7 +176,7 @@ def test_a_run_without_an_energy_is_told_what_to_do(copy, call):
 def test_baselines_that_are_not_there_are_told(copy):
     write_json(copy / "recipe.json", load_run(copy).recipe.to_json() | {"baselines": []})
     with pytest.raises(UserError, match="has no baselines: leave --baselines out"):
-        evaluate(copy, Question(baselines=True))
+        evaluate(copy, EvaluationRequest(baselines=True))
 
 
 def test_a_run_that_is_not_finished_is_told(copy):

@@ -1,9 +1,9 @@
 """``freenergy distil``: a copy of a run's base, tuned until plain sampling comes near to the joint model.
 
     OUT/config.json, model.safetensors, tokenizer.json, …    a Hugging Face checkpoint
-    OUT/distilled.json                                       what it is worth; written last
+    OUT/distilled.json                                       what it is worth
     OUT/metrics.jsonl                                        the record of every step
-    OUT/work/                                                what is needed to go on after a kill; removed at the end
+    OUT/work/                                                what is needed to resume after a kill; removed at the end
 
 It is measured on the windows of the run's ``candidates`` stage: by the base's draws that are stored there, and by as
 many new draws of its own (``evaluation.distilled``).
@@ -11,7 +11,7 @@ many new draws of its own (``evaluation.distilled``).
 
 import shutil
 from dataclasses import asdict, replace
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -23,12 +23,10 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.files import (
     atomic_write,
-    disk_full_as_user_error,
     exclusive_lock,
     fingerprint,
     read_json,
     read_tensors,
-    remove_partial_files,
     write_json,
     write_text,
 )
@@ -54,13 +52,15 @@ from freenergy.recipes.load import load_text_run
 from freenergy.recipes.open_run import load
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.negatives import stored_identity
+from freenergy.runs.run import Plan, Stage, finish
 from freenergy.text.model import ResidualModel
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.tasks.distil import Distilling, DistilTask, Proposal, network, train_policy
 
 RESULT = "distilled.json"
-_BEGUN, _WORK, _METRICS = "begun.json", "work", "metrics.jsonl"
+_WORK, _METRICS = "work", "metrics.jsonl"
+_AFTER = ("energy", "candidates")  # the stages that it reads
 _WINDOWS = 4  # whose candidates are scored at once: as in the evaluation, so that its features are found
 _SILENT = Silent()
 
@@ -68,18 +68,19 @@ _SILENT = Silent()
 def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: Progress = _SILENT) -> dict[str, Any]:
     """Tune a copy of a run's base towards its joint model; what ``distilled.json`` says is returned.
 
-    What is done is read, and what was interrupted goes on and ends with the same bits.
+    It is a stage of the run in a folder of the user: what is done is read, and what was interrupted resumes and ends
+    with the same bits.
     """
     run, out = load_text_run(Path(folder).resolve()), Path(out).resolve()
     _check_run(run)
-    key = _key(run, settings)
-    _check_out(out, key)
-    with exclusive_lock(run.folder), exclusive_lock(out), disk_full_as_user_error(out):
-        remove_partial_files(out)
-        if not (out / RESULT).is_file():
-            _work(run, settings, out, key, progress)
-        shutil.rmtree(out / _WORK, ignore_errors=True)
-        return read_json(out / RESULT)
+    with exclusive_lock(run.folder):
+        finish(Stage("distil", partial(_plan, settings), after=_AFTER), run, out, progress)
+    return read_json(out / RESULT)
+
+
+def _plan(settings: Distilling, run: ResidualRun, progress: Progress) -> Plan:
+    inputs = {"windows": run.recipe.evaluation.windows, "settings": settings}
+    return Plan(inputs, partial(_work, run, settings))
 
 
 def _check_run(run: ResidualRun) -> None:
@@ -93,29 +94,19 @@ def _check_run(run: ResidualRun) -> None:
             f"distilling tunes a copy of the base's network, and a base of kind {run.recipe.base.kind!r} has none: "
             "take a run whose base is trained or pretrained"
         )
-    for name in ("energy", "candidates"):
+    for name in _AFTER:
         run.finished(name)
 
 
-def _key(run: ResidualRun, settings: Distilling) -> str:
-    """What the result depends on."""
-    keys = [run.finished(name)["key"] for name in ("energy", "candidates")]
-    return fingerprint([version("freenergy"), keys, run.recipe.evaluation.windows, asdict(settings)])
+def _work(run: ResidualRun, settings: Distilling, out: Path, progress: Progress) -> dict[str, Any]:
+    if not (out / RESULT).is_file():
+        _distil(run, settings, out, progress)
+    shutil.rmtree(out / _WORK, ignore_errors=True)
+    found = read_json(out / RESULT)
+    return {"kl": found["kl"], "verdict": found["verdict"]}
 
 
-def _check_out(out: Path, key: str) -> None:
-    """Refuse a folder that holds something else; a lock, or what a kill has left of writing, is nothing."""
-    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
-    if out.exists() and (not out.is_dir() or (seen and not (out / _BEGUN).is_file())):
-        raise UserError(f"{out} holds something else than a distilled model: choose another --out")
-    if seen and read_json(out / _BEGUN).get("key") != key:
-        raise UserError(
-            f"{out} was begun with other settings or another energy: give those again, delete it, or choose another "
-            "--out"
-        )
-
-
-def _work(run: ResidualRun, settings: Distilling, out: Path, key: str, progress: Progress) -> None:
+def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progress) -> None:
     work, rng = out / _WORK, Rng(run.recipe.seed).child("distil")
     corpus, joint = Corpus.open(run.stage("corpus")), load(run.folder)
     base = network(joint.base)
@@ -123,14 +114,16 @@ def _work(run: ResidualRun, settings: Distilling, out: Path, key: str, progress:
     task = DistilTask(
         joint.residual, corpus.windows("train"), held_out, corpus.space, settings, work / "proposals", rng
     )
-    write_json(out / _BEGUN, {"key": key})  # only now: what cannot begin must leave the folder to another try
     policy, chosen = train_policy(task, work / "training", progress)
     measured = _Measuring(run, corpus, joint, policy, work, rng.child("measuring"), progress)
     told = {
         "split": run.recipe.evaluation.split,
         "settings": asdict(settings),
         "training": _training(task, chosen, work / "training" / _METRICS),
-        **measured.all(settings.measured_draws, fingerprint([key, chosen.step])),
+        **measured.all(
+            settings.measured_draws,
+            fingerprint([[run.finished(name)["key"] for name in _AFTER], asdict(settings), chosen.step]),
+        ),
     }
     told["verdict"] = together(_verdict(told, chosen), told["verdict"])
     save_checkpoint(policy.model, work / "model", eos=base.eos, tokenizer=corpus.tokenizer)

@@ -4,17 +4,16 @@
     RUN/evaluations/draws-<fingerprint>/    the base's draws for prefixes of a split or text
     RUN/evaluations/<fingerprint>/          what was measured on them, with the energy that the run now has
 
-What is there is not made again, so an evaluation that was interrupted goes on, and another energy is measured on the
-same draws.
+What was measured is a stage in a folder that its key names. What is there is not made again, so an evaluation that was
+interrupted resumes, and another energy is measured on the same draws.
 """
 
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import disk_full_as_user_error, exclusive_lock, fingerprint, remove_partial_files, write_json
+from freenergy.core.files import fingerprint, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.workers.local import InProcess
@@ -39,14 +38,14 @@ from freenergy.recipes.stages.evaluation import (
 from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
 from freenergy.recipes.stages.negatives import BASE_ALONE, identify
 from freenergy.recipes.stages.workers import Opened, job
-from freenergy.runs.run import is_current, run
+from freenergy.runs.run import Plan, Step, is_current, run, working_in
 
 _SILENT, _IN_PROCESS = Silent(), InProcess()
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class EvaluationRequest:
     """What to measure. Left out: the recipe's split, its ``certified_windows`` and its candidates."""
 
     texts: tuple[Path, ...] = ()
@@ -61,11 +60,15 @@ class Question:
         return not self.texts and (self.split, self.windows, self.candidates) == (None, None, None)
 
 
-PLAIN = Question()
+PLAIN = EvaluationRequest()
 
 
 def evaluate(
-    folder: str | Path, question: Question = PLAIN, progress: Progress = _SILENT, *, workers: WorkerPool = _IN_PROCESS
+    folder: str | Path,
+    request: EvaluationRequest = PLAIN,
+    progress: Progress = _SILENT,
+    *,
+    workers: WorkerPool = _IN_PROCESS,
 ) -> dict[str, Any]:
     """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
     this = load_text_run(folder, workers)
@@ -74,13 +77,13 @@ def evaluate(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
             "an [energy] section to its recipe and run it again"
         )
-    if question.baselines and not this.recipe.baselines:
+    if request.baselines and not this.recipe.baselines:
         raise UserError(f"the recipe of {folder} has no baselines: leave --baselines out, or add [[baselines]] to it")
-    if question.texts and question.split is not None:
-        raise UserError(f"a text has no split {question.split!r}: leave --split out, or --text")
-    for name in ("corpus", "base", "energy", *(("baselines",) if question.baselines else ())):
+    if request.texts and request.split is not None:
+        raise UserError(f"a text has no split {request.split!r}: leave --split out, or --text")
+    for name in ("corpus", "base", "energy", *(("baselines",) if request.baselines else ())):
         this.finished(name)
-    return _own(this, progress) if question.is_plain else _other(this, question, progress)
+    return _own(this, progress) if request.is_plain else _other(this, request, progress)
 
 
 def _own(this: ResidualRun, progress: Progress) -> dict[str, Any]:
@@ -92,42 +95,44 @@ def _own(this: ResidualRun, progress: Progress) -> dict[str, Any]:
     return read_summary(this, folder)
 
 
-def _other(this: ResidualRun, question: Question, progress: Progress) -> dict[str, Any]:
+def _other(this: ResidualRun, request: EvaluationRequest, progress: Progress) -> dict[str, Any]:
     settings = this.recipe.evaluation
-    num = settings.certified_windows if question.windows is None else question.windows
-    candidates = settings.candidates if question.candidates is None else question.candidates
+    num = settings.certified_windows if request.windows is None else request.windows
+    candidates = settings.candidates if request.candidates is None else request.candidates
     check_draws(candidates - 1)
     if num < 1:
         raise UserError(f"{num} windows were asked for: measure on at least one")
-    corpus, split = Corpus.open(this.stage("corpus")), question.split or settings.split
-    with exclusive_lock(this.folder), disk_full_as_user_error(this.folder):
-        remove_partial_files(this.folder)
+    corpus, split = Corpus.open(this.stage("corpus")), request.split or settings.split
+    with working_in(this.folder):
         identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
-        if not question.texts:
-            return _measured(this, question, corpus, identity, num, progress)
-        text = given_text(question.texts, this, corpus, progress)
+        if not request.texts:
+            return _measured(this, request, corpus, identity, num, progress)
+        text = given_text(request.texts, this, corpus, progress)
         identity = replace(identity, split=GIVEN, corpus=text.fingerprint)
-        summary = _measured(this, question, corpus, identity, num, progress)
+        summary = _measured(this, request, corpus, identity, num, progress)
         return _with_warning(summary, text, progress)
 
 
 def _measured(
-    this: ResidualRun, question: Question, corpus: Corpus, identity: Identity, num: int, progress: Progress
+    this: ResidualRun, request: EvaluationRequest, corpus: Corpus, identity: Identity, num: int, progress: Progress
 ) -> dict[str, Any]:
-    """Draw and measure what is not there yet."""
-    draws_mark = fingerprint([asdict(identity), num])
-    about = [version("freenergy"), draws_mark, this.finished("energy")["key"], asdict(this.recipe.evaluation)]
-    about += [this.finished("baselines")["key"]] if question.baselines else []
-    folder = this.folder / "evaluations" / fingerprint(about)
-    if not (folder / SUMMARY).is_file():
+    """Draw and measure what is not there yet, as a stage in a folder that is named by its key."""
+    root, draws = this.folder / "evaluations", f"draws-{fingerprint([asdict(identity), num])}"
+    read = ("energy", "baselines") if request.baselines else ("energy",)
+
+    def work(folder: Path, progress: Progress) -> dict[str, Any]:
         opened = Opened(this, corpus, load_lm(this.stage("base"), corpus.tokenizer))
-        draws = this.folder / "evaluations" / f"draws-{draws_mark}"
-        draw_candidates(opened, draws, num, identity, progress)
-        arguments = folder.name, draws.name, identity, question.baselines
-        read = ("energy", "baselines") if question.baselines else ("energy",)
+        draw_candidates(opened, root / draws, num, identity, progress)
+        arguments = folder.name, draws, identity, request.baselines
         summary = measured(this, _shards(opened, *arguments), job(this, _shards, read, *arguments), progress)
         write_json(folder / SUMMARY, summary)
-    return read_summary(this, folder)
+        return summary
+
+    plan = Plan({"draws": draws, "settings": this.recipe.evaluation}, work)
+    step = Step("evaluate", plan, root, {name: str(this.finished(name)["key"]) for name in read})
+    step = replace(step, folder=root / step.key)
+    step.done(this.workers, progress)
+    return read_summary(this, step.folder)
 
 
 def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_baselines: bool) -> EvaluationShards:
