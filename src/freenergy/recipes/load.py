@@ -1,4 +1,4 @@
-"""A recipe: everything that a run is told, from TOML (or Python) to frozen dataclasses.
+"""A recipe: all settings of a run, from TOML (or Python) to frozen dataclasses.
 
 This is the only place that reads what users write in recipes, and the only one that imports pydantic: unknown keys and
 wrong types are refused here with their path, and everything below works on checked values.
@@ -128,7 +128,7 @@ def _checker(root: Hashable) -> _Checker:
 
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:
-    """Fill in ``preset = NAME`` of optimisation sections; keys beside it win."""
+    """Fill in ``preset = NAME`` of optimisation sections; keys next to it win."""
     table = dict(table)
     for key, value in table.items():
         if isinstance(value, dict):
@@ -164,7 +164,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, thousands of digits, brackets within brackets
-        raise UserError(f"the recipe {path} is not TOML ({error}): mend that place") from None
+        raise UserError(f"the recipe {path} is not TOML ({error}): fix that place") from None
     return {"name": path.stem, **table}
 
 
@@ -180,7 +180,7 @@ def _from_python(name: str) -> dict[str, Any]:
     except KeyError:
         raise UserError(f"{path} has no function {function!r}: name one that returns a freenergy Recipe") from None
     except Exception as error:  # it is the user's code
-        raise UserError(f"{name} failed with {type(error).__name__} ({error}): mend the function") from error
+        raise UserError(f"{name} failed with {type(error).__name__} ({error}): fix the function") from error
     if not isinstance(recipe, Recipe):
         raise UserError(f"{name} returned a {type(recipe).__name__}: it must return a freenergy Recipe")
     return recipe.to_json()

@@ -74,7 +74,7 @@ def test_a_baseline_stands_beside_them(done):
     base = evaluate(done[0])["base"]["perplexity"]["token"]
     assert found["against_base"]["percent"] == pytest.approx(100 * (1 - found["perplexity"] / base))
     assert {"percent", "interval"} == set(found["against_joint"])
-    assert "joint" in found["verdict"]
+    assert "residual model" in found["verdict"]
 
 
 def test_the_log_probabilities_add_up(done):

@@ -40,12 +40,12 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def read_stages(run: ResidualRun) -> tuple[str, ...]:
-    """The stages of a run that an evaluation reads, beside its base."""
+    """Return the stages of a run that an evaluation reads, apart from its base."""
     return tuple(stage.name for stage in run.recipe.stages() if stage.name in STAGE.after and stage.name != "base")
 
 
 def measured(run: ResidualRun, shards: EvaluationShards, work: ShardJob, progress: Progress) -> dict[str, Any]:
-    """The summary of an evaluation, whose slow shards the run's engine makes first."""
+    """The summary of an evaluation, whose slow shards the run's workers make first."""
     prefetch_shards(run.workers, work, shards.missing(), shards.folder, "scores of windows and candidates", progress)
     return measure(shards.subject, shards.folder, shards.rng, progress)
 

@@ -1,4 +1,4 @@
-"""Stage ``negatives``: continuations of training and validation prefixes, for the energy to be told from real text."""
+"""Stage ``negatives``: continuations of training and validation prefixes, for the energy to learn from."""
 
 from dataclasses import asdict
 from functools import partial
@@ -125,7 +125,7 @@ def make_noise(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) ->
 
 
 def from_base(lm: LanguageModel, corpus: Corpus, truncation: Truncation) -> FromLM:
-    """Draws of the base; a server draws by a seed a request, networks and tables many windows at once."""
+    """Return draws of the base; a server draws by one seed per request, networks and tables many windows at a time."""
     return FromLM(lm, corpus.space, truncation, together=lm.draws_here)
 
 

@@ -38,7 +38,7 @@ def row_numbers(run: ResidualRun) -> list[tuple[str, float | None]]:
 
 
 def row_history(run: ResidualRun) -> dict[str, Any]:
-    """Returns the cost of all stages; there is no one training whose steps could be told."""
+    """Returns the cost of all stages; there is no single training whose steps count."""
     stages = [run.finished(stage.name) for stage in run.recipe.stages()]
     spent = sum(record.get("cpu_seconds") or 0.0 for record in stages)
     steps = int(run.finished("base")["summary"].get("steps", 0))

@@ -1,6 +1,6 @@
 """What workers open to make shards of a run: its recipe, its corpus and its base.
 
-Corpus and base are opened once a process; who sees another run than the process that gives it work refuses to work.
+Corpus and base are loaded once per process; a worker that sees another run than the process that gives it work refuses.
 """
 
 from collections.abc import Callable

@@ -47,9 +47,9 @@ def main_rows(table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         name = f"{row['name']} (no more training)" if row["kind"] == "base" else row["name"]
         numbers = [_cell(row, column) for column in table["columns"]]
         steps = row["steps"]
-        told = f"{steps[0]:,}" if len(set(steps)) == 1 else f"{min(steps):,}–{max(steps):,}"
+        shown = f"{steps[0]:,}" if len(set(steps)) == 1 else f"{min(steps):,}–{max(steps):,}"
         minutes = f"{row['cpu_seconds']['mean'] / 60:.3g}"
-        cells.append([name, *numbers, *(number(row["paper"].get(column)) for column in papers), told, minutes])
+        cells.append([name, *numbers, *(number(row["paper"].get(column)) for column in papers), shown, minutes])
     return head, cells
 
 
@@ -62,7 +62,7 @@ def _cell(row: dict[str, Any], column: str) -> str:
 def difference_rows(table: dict[str, Any], *, with_base: bool) -> tuple[list[str], list[list[str]]]:
     """Columns and cells: differences from controls, and from the base where they are asked for.
 
-    Over seeds only the main column is told; ``table.json`` has them all.
+    Over seeds only the main column is shown; ``table.json`` has them all.
     """
     cells = []
     for each in table["comparisons"]:
