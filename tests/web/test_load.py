@@ -187,7 +187,7 @@ def failing(folder, monkeypatch, capsys):
 
 
 def test_the_command_refuses_what_is_not_safe(failing, tmp_path, monkeypatch):
-    assert "there is no token" in failing("--host", "0.0.0.0")
+    assert "no token is set" in failing("--host", "0.0.0.0")
     assert "cannot be read" in failing("--token-file", str(tmp_path / "nothing"))
     assert "the port is 99999" in failing("--port", "99999")
     assert "limits.queue is 0" in failing("--queue", "0")
