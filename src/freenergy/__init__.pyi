@@ -12,11 +12,11 @@ from freenergy.core.roles import Noise as Noise
 from freenergy.core.roles import Objective as Objective
 from freenergy.core.roles import Scores as Scores
 from freenergy.core.roles import Target as Target
-from freenergy.core.roles import Truncation as Truncation
 from freenergy.core.sequences import Continuations as Continuations
 from freenergy.core.sequences import Sequences as Sequences
 from freenergy.core.sequences import SequenceSpace as SequenceSpace
 from freenergy.core.soft import Soft as Soft
+from freenergy.core.truncation import Truncation as Truncation
 from freenergy.corpus import Corpus as Corpus
 from freenergy.corpus import Tokenizer as Tokenizer
 from freenergy.corpus.resources import fetch as fetch

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.web.dialect import CompletionRequest, Refusal, as_event, is_base_name, kind_of, malformed
 from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Growing, Place, Spelling, log_probs, num_kept

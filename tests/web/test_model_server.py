@@ -9,7 +9,7 @@ import torch
 
 from freenergy import Rng, Sequences, TabularLM, UserError
 from freenergy.core.rng import Streams
-from freenergy.core.roles import Truncation
+from freenergy.core.truncation import Truncation
 from freenergy.lm.remote import RemoteLM
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.write import Writing, stream

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from freenergy import Continuations, ResidualModel, Rng, Sequences, SequenceSpace
-from freenergy.core.roles import Truncation
+from freenergy.core.truncation import Truncation
 from freenergy.lm.remote import RemoteLM
 from freenergy.lm.token_log_probs import token_log_probs
 from freenergy.models.residual import no_energy

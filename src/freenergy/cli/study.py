@@ -44,7 +44,7 @@ def create(
     from freenergy.apps.study import Making, StudySettings
     from freenergy.apps.study import create as make
     from freenergy.cli.show import Bars
-    from freenergy.core.roles import Truncation
+    from freenergy.core.truncation import Truncation
 
     settings = StudySettings(
         prefixes=prefixes,

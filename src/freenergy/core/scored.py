@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
 
 Law = Literal["model", "restricted"]
 

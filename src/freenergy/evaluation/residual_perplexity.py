@@ -14,9 +14,9 @@ from numpy import arange, ndarray, unique
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.certified import ResidualReport, WindowNumbers, check_draws, residual_report
 from freenergy.evaluation.perplexity import Counts

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.stepping import ancestral, sum_dtype
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.activations import Recorder, Trace, traced_ancestral
 from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint

@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from freenergy.core.roles import normalised
 from freenergy.core.sequences import Continuations, Sequences
+from freenergy.core.truncation import normalised
 from freenergy.lm.activations import Recorder
 from freenergy.lm.continuation_cache import continuation_cache
 from freenergy.lm.shared_prefix import Prefix, attending_to

@@ -33,8 +33,9 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.ngram_counts import Level, NgramCounts, count
 from freenergy.lm.stepping import in_chunks, started, sum_tokens

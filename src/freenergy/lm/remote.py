@@ -31,8 +31,9 @@ from torch import Tensor
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.completions import Answer, Completions, Step
 from freenergy.lm.remote_proposal import ROUNDING, check_knowable, list_size, log_proposal, tail

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import Truncation
+from freenergy.core.truncation import Truncation
 
 ROUNDING = 1e-5  # of a server's sums in float32
 

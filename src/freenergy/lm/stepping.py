@@ -16,8 +16,9 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, LanguageModel, Truncation
+from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 
 Next = tuple[Float[Tensor, "B V"], Float[Tensor, "B K H"]]  # log P of what comes next, and the states that say so
 

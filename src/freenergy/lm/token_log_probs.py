@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import ANCESTRAL, LanguageModel, Truncation
+from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.stepping import begin
 
 _NUMBERS = 2**23  # log-probabilities held at once: 64 MB in float64

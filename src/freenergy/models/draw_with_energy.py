@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Truncation
+from freenergy.core.roles import Draws, Energy, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.module import ActivationEnergy, EnergySum
 from freenergy.lm.activations import TracingSampler

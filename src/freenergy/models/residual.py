@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Energy, LanguageModel, Model, Target, Truncation
+from freenergy.core.roles import Draws, Energy, LanguageModel, Model, Target
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import energies_in_batches
 from freenergy.models.draw_with_energy import Split
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
-from freenergy.core.roles import ANCESTRAL, Draws, Examples, LanguageModel, Model, NoiseState, Truncation
+from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.token_log_probs import token_log_probs
 
 

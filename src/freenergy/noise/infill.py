@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
-from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState, normalised
+from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import normalised
 from freenergy.lm.shared_prefix import seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
 

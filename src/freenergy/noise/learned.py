@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Examples, LanguageModel, Model, NoiseState, Truncation
+from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.tabular import TabularLM
 from freenergy.noise.from_lm import stream_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import Truncation
+from freenergy.core.truncation import Truncation
 
 
 def _check_share(share: float) -> None:

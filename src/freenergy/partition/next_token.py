@@ -29,8 +29,9 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
+from freenergy.core.roles import Draws, Model, Target
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import energies_in_batches
 from freenergy.models.residual import Residual, residual_of
 from freenergy.partition.drawing import FirstGiven

@@ -35,9 +35,10 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Model, Target, Truncation
+from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law
 from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.models.residual import Residual, relative_to_base
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.partition.exact import after

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from freenergy.core.progress import Advance
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
+from freenergy.core.roles import Draws, Model, Target
 from freenergy.core.scored import Law, Scored, effective_sample_size
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.stepping import Walk, begin
 from freenergy.models.residual import residual_of
 from freenergy.partition.drawing import from_strata

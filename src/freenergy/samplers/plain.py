@@ -14,8 +14,9 @@ import torch
 from freenergy.core.checks import check_range
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import relative_to_base
 from freenergy.samplers.requests import DrawRequest, drive
 from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked

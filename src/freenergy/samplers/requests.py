@@ -14,8 +14,9 @@ from typing import Any, Protocol, TypeVar, cast, final, runtime_checkable
 
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Target, Truncation
+from freenergy.core.roles import Target
 from freenergy.core.scored import Law, Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import Residual
 from freenergy.samplers.sampled import SILENT, Sampled, Sampler
 

@@ -25,8 +25,9 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law, Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
 from freenergy.samplers.requests import DrawRequest, drive

@@ -24,9 +24,10 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Model, Target, Truncation
+from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law, effective_sample_size
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers.particles import Ancestry, Exchange, Island, looks, run_island
 from freenergy.samplers.sampled import SILENT, Sampled, check_call
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, LanguageModel, Truncation
+from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.testing.comparing import Lists, assert_close, everything
 from freenergy.testing.enumerating import law
 

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Energy, Target, Truncation
+from freenergy.core.roles import Energy, Target
 from freenergy.core.scored import Law
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.tabular import TabularLM
 from freenergy.models.residual import Residual
 from freenergy.testing.comparing import everything

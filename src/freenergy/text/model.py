@@ -19,9 +19,10 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, overwritable_folder, read_json, write_json, write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Energy, LanguageModel, Target, Truncation
+from freenergy.core.roles import Energy, LanguageModel, Target
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.load import load_energy

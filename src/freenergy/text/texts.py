@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import ANCESTRAL
 from freenergy.core.scored import Scored
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
 from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE

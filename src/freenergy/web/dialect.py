@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 
 from freenergy.core.errors import UserError
-from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Law
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers.sampled import Sampler
 from freenergy.text.choose_sampler import choose_sampler, sampler_names
 from freenergy.text.model import ResidualModel

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Truncation
 from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.lm.stepping import check_fits, started
 from freenergy.models.residual import no_energy
 from freenergy.samplers.plain import Plain

@@ -12,7 +12,8 @@ import torch
 import freenergy
 from freenergy import HuggingFaceLM, NgramLM, Rng, Sequences, SequenceSpace, TabularLM, Truncation
 from freenergy.core.errors import UserError
-from freenergy.core.roles import ANCESTRAL, LanguageModel
+from freenergy.core.roles import LanguageModel
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
 from freenergy.lm.load import load_lm, save_lm
 from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class

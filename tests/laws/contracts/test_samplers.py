@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freenergy import Rng, Truncation
-from freenergy.core.roles import ANCESTRAL
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.samplers.accept import accept, acceptance
 from freenergy.samplers.kernels.independence import Independence, IndependenceInfo, IndependenceState
 from freenergy.samplers.kernels.single_site import SingleSite

@@ -7,7 +7,7 @@ import pytest
 
 from freenergy import Truncation, UserError
 from freenergy.core.registry import Registry, configured, setting_names
-from freenergy.core.roles import ANCESTRAL
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.samplers import Metropolis, Rejection, Resampling
 from freenergy.samplers.chain import Chain
 from freenergy.samplers.kernels.independence import Independence

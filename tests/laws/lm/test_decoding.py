@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
 from freenergy.core.rng import choose
-from freenergy.core.roles import ANCESTRAL, normalised
+from freenergy.core.truncation import ANCESTRAL, normalised
 from freenergy.lm.activations import TracedStepper
 from freenergy.lm.decoding import drawing, fused, sampling
 from freenergy.lm.decoding.families import Affine, take_apart

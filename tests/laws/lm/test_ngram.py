@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.lm.ngram import NgramLM, discounts
 from freenergy.testing import law
 

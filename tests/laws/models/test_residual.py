@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, UserError
-from freenergy.core.roles import ANCESTRAL, Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.scored import Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import Residual
 from freenergy.partition import log_partition
 from freenergy.testing import branches

@@ -17,7 +17,7 @@ from freenergy import (
     Target,
     UserError,
 )
-from freenergy.core.roles import Truncation
+from freenergy.core.truncation import Truncation
 from freenergy.partition import step_log_probs
 from freenergy.partition.next_token import first_given, next_token, standard_errors
 from freenergy.testing.enumerating import branches

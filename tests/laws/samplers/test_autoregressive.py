@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
-from freenergy.core.roles import Target, Truncation
+from freenergy.core.roles import Target
+from freenergy.core.truncation import Truncation
 from freenergy.models.residual import Residual
 from freenergy.samplers.autoregressive import Autoregressive, step_distance
 from freenergy.samplers.sampled import Sampler

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chisquare
 
 from freenergy import Rng, UserError
-from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Sampler
 from freenergy.samplers.kernels.independence import Independence, IndependenceState
 from freenergy.samplers.metropolis import Metropolis, distance

@@ -12,8 +12,8 @@ import torch
 from scipy.stats import chisquare
 
 from freenergy import Continuations, Rng, UserError
-from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Sampler
 from freenergy.samplers.divergence import (
     Divergence,

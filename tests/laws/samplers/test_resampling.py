@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from freenergy import Rng, UserError
-from freenergy.core.roles import ANCESTRAL, Truncation
 from freenergy.core.scored import Scored
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Resampling, Sampler
 from freenergy.samplers.resampling import distance
 from freenergy.testing.samplers import law_of_results

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, UserError
-from freenergy.core.roles import Target, Truncation
+from freenergy.core.roles import Target
+from freenergy.core.truncation import Truncation
 from freenergy.energies.trunk import Trunk
 from freenergy.lm.stepping import started
 from freenergy.models.residual import Residual

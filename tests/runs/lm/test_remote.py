@@ -19,8 +19,8 @@ from scipy import stats
 import completion_server
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Truncation
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.lm.completions import Completions
 from freenergy.lm.remote import RemoteLM
 from freenergy.lm.remote_proposal import log_proposal

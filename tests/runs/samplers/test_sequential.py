@@ -22,7 +22,8 @@ from freenergy import (
     Truncation,
     UserError,
 )
-from freenergy.core.roles import ANCESTRAL, Target
+from freenergy.core.roles import Target
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.lm.stepping import PlainStepper, Walk, begin
 from freenergy.lm.tabular import _TableStepper
 from freenergy.models.residual import Residual

@@ -24,7 +24,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import exclusive_lock, fingerprint, read_json, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Truncation
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus import Corpus, Tokenizer, Windows
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rows, first_above
-from freenergy.core.roles import Truncation, normalised
+from freenergy.core.truncation import Truncation, normalised
 
 BLOCK = 256  # tokens in a block of the search
 NOTHING = -1e30  # the logit of no token: finite, since 0 · −inf is NaN

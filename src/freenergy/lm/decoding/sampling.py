@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, Truncation
+from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import Truncation
 from freenergy.lm.activations import Trace
 from freenergy.lm.decoding import drawing
 from freenergy.lm.decoding.families import Network

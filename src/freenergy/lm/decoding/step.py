@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.core.roles import normalised
+from freenergy.core.truncation import normalised
 from freenergy.lm.decoding.families import Layer, Network
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.memory import Memory

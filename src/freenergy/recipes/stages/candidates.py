@@ -9,7 +9,7 @@ from typing import Any
 
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL
+from freenergy.core.truncation import ANCESTRAL
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.lm.load import load_lm

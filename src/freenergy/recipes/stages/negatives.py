@@ -11,7 +11,8 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, LanguageModel, Noise, Truncation
+from freenergy.core.roles import LanguageModel, Noise
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.lm.load import RECORD, load_lm

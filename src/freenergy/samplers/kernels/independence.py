@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, Model, Target, Truncation
+from freenergy.core.roles import Draws, Model, Target
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.stepping import log_proposal
 from freenergy.models.residual import residual_of
 from freenergy.samplers.accept import accept, acceptance

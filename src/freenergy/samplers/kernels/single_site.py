@@ -18,8 +18,9 @@ from torch import Tensor
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import LanguageModel, Model, Target, Truncation
+from freenergy.core.roles import LanguageModel, Model, Target
 from freenergy.core.sequences import Continuations, Sequences
+from freenergy.core.truncation import Truncation
 from freenergy.models.residual import residual_of
 from freenergy.samplers.accept import accept, acceptance, move
 

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import ANCESTRAL, Draws, LanguageModel, Truncation, normalised
+from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation, normalised
 from freenergy.lm.activations import NetworkLM
 from freenergy.lm.network_steps import log_softmax
 from freenergy.lm.stepping import PlainStepper, check_fits, in_chunks, started, sum_dtype, sum_tokens
