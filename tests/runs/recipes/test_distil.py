@@ -17,7 +17,6 @@ from freenergy.testing.runs import tiny_run
 from freenergy.training.settings import Optimisation
 from freenergy.training.tasks.distil import Distilling
 
-pytestmark = pytest.mark.slow
 CHANGES = [
     "base.optimisation.steps=30",
     "evaluation.candidates=16",

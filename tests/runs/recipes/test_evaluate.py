@@ -196,7 +196,6 @@ def test_an_evaluation_that_is_missing_is_done(copy, done):
     assert {**found, "cost": None} == {**before, "cost": None}
 
 
-@pytest.mark.slow
 def test_numbers_of_other_settings_are_not_shown(copy):
     """A recipe that was changed and run up to a stage in between: the old evaluation is not the recipe's."""
     assert write_report(load_run(copy), Silent()).is_file()
