@@ -10,16 +10,14 @@ from functools import partial
 
 import measuring
 import torch
-from freenergy.samplers.candidates import weigh
 from transformers import AutoModel, BertConfig, LlamaConfig
 
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Scores, Sequences, SequenceSpace
-from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations
-from freenergy.energies.bit import Bit
+from freenergy.energies.bit import Bit, BitEnergy
+from freenergy.energies.call import energies_in_batches
 from freenergy.energies.int8 import int8_error, quantised
-from freenergy.energies.probe import Probe
-from freenergy.energies.settings import BitEnergy, ProbeEnergy
+from freenergy.energies.probe import Probe, ProbeEnergy
 from freenergy.lm.presets import build, set_dropout
 
 PREFIX, LENGTH, VOCABULARY, AT_ONCE = 120, 40, 30_522, 32
@@ -120,9 +118,8 @@ def duplicates(size, num, rounds):
         candidates(num, mixed=True),
     )
     both = Continuations.cat([halves, halves], dim=1)
-    nothing = torch.zeros(both.shape, dtype=torch.float64)
-    draws = Draws(both, nothing, nothing)
-    ways = {"plain loop": partial(plain, network, head, both), "Bit": lambda: weigh(energy, draws, batch_size=num)}
+    once = partial(energies_in_batches, energy, both, batch_size=num, distinct=True)
+    ways = {"plain loop": partial(plain, network, head, both), "Bit": once}
     found = rows_of(f"half of {num} are copies, {size}", measuring.interleaved(ways, rounds), Bit={"needs": 1.8})
     once = energy_of(network, prefix_once=True)
     ways = {"plain loop": partial(plain, network, head, mixed), "Bit": partial(ours, energy, mixed)}

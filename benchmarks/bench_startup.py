@@ -22,8 +22,8 @@ import tokenizers
 import ways
 
 from freenergy import HuggingFaceLM, NgramFeatures, ResidualModel, SequenceSpace, Tokenizer
+from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
-from freenergy.energies.settings import NgramEnergy
 
 COMMAND = "from freenergy.cli import main; main()"
 HELP = ("-c", COMMAND, "--help")

@@ -20,12 +20,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from freenergy.samplers.candidates import propose
 from scipy.stats import t as student
 
-from freenergy import Rng, Sequences, load
+from freenergy import Rng, Sequences, Target, load
 from freenergy.corpus import Corpus
-from freenergy.samplers.particles import run_island
+from freenergy.samplers.particles import Exchange, run_island
 
 ROWS = 128  # particles in the machine at once
 
@@ -39,7 +38,7 @@ def contexts_of(corpus, split, num):
 
 def plain(joint, space, context, total, rng):
     """log-weights of independent draws."""
-    return propose(joint.base, joint.energy, context, total, space, rng, batch_size=ROWS).log_weight[0]
+    return joint.residual.propose(context, total, space, rng, batch_size=ROWS).log_weight[0]
 
 
 def sequential(joint, space, context, num, repeats, rng, every, share):
@@ -49,9 +48,8 @@ def sequential(joint, space, context, num, repeats, rng, every, share):
         count = min(batch_size, repeats - first)
         copies = Sequences(context.tokens.expand(count, -1), context.lengths.expand(count))
         stream = rng.shift(contexts=first)
-        island = run_island(
-            joint.base, joint.energy, copies, num, space, stream, every=every, share=share, batch_size=ROWS
-        )
+        how = Exchange(check_every=every, share=share)
+        island = run_island(Target(joint.residual, copies, space), num, stream, how, batch_size=ROWS)
         assert island.base_tokens <= count * num * space.length
         found.append(island.log_partition)
     return torch.cat(found)

@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from freenergy.noise.sources import FromBase
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, PreTrainedModel
 
 from freenergy import Continuations, HuggingFaceLM, Rng, SequenceSpace
-from freenergy.core.roles import Scores
+from freenergy.core.roles import Examples, Scores
 from freenergy.energies.log_ratio import LogRatio, LogRatioEnergy
 from freenergy.lm.presets import build
+from freenergy.noise.from_lm import FromLM
 from freenergy.objectives import RankingNCE
 
 SYMBOLS = "$0123456789+="  # $ is the end
@@ -129,12 +129,12 @@ def train_base(settings: Settings, rng: Rng) -> HuggingFaceLM:
 def train_energy(base: HuggingFaceLM, settings: Settings, rng: Rng) -> LogRatio:
     """A copy Q of the base, held against it, learns to distinguish right answers from the base's."""
     energy = LogRatio(LogRatioEnergy(alpha=1.0, pool="sum"), base)
-    source, objective, B = FromBase(base, settings.space), RankingNCE(), settings.energy_batch
+    source, objective, B = FromLM(base, settings.space), RankingNCE(), settings.energy_batch
 
     def loss(step: int) -> Tensor:
         data = solved(problems(rng.child("step", step), B, settings.digits, test=False), settings.digits)
         rows = torch.arange(step * B, (step + 1) * B)
-        draws = source.draw(rows, data, settings.negatives, rng.child("negatives"))
+        _, draws = source.draw(None, {}, Examples(data, rows), settings.negatives, rng.child("negatives"))
         energies = energy(Continuations.cat([data, draws.x], dim=1))
         return objective(Scores.relative(energies[:, :1]), Scores.relative(energies[:, 1:])).value
 

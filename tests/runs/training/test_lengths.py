@@ -25,11 +25,11 @@ from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe
 from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.testing.enumerating import branches
-from freenergy.training import energy as task_module
 from freenergy.training.contrastive_batches import Batch, StoredContrast, cut, cuts
 from freenergy.training.convex import cross_fitted, fit_convex
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.tasks import contrastive as task_module
 from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, own_energies, validation_of
 
 V, L, K = 3, 3, 4
@@ -88,6 +88,8 @@ def test_a_cut_keeps_what_has_ended():
 class Population:
     """Every pair of a datum and a negative, as a contrast; its objective weighs each by its probability."""
 
+    kind = "population"
+
     def __init__(self, space):
         self.strings = [tuple(string) for string in space.enumerate().lists()]
         self.pairs = list(itertools.product(range(len(self.strings)), repeat=2))
@@ -97,7 +99,10 @@ class Population:
     def __len__(self):
         return len(self.pairs)
 
-    def batch(self, index, num, rng):
+    def init(self, rng):
+        return {}
+
+    def batch(self, index, num, rng, state=None):
         rows = [[self.strings[i], self.strings[j]] for i, j in self.pairs]
         x = Continuations.from_lists([[1]] * len(rows), rows)
         return Batch(x, index)
