@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 
 from freenergy.apps.images import ImageSettings, open_images
 from freenergy.apps.images.domain import nats_of
+from freenergy.apps.images.family import ImagesRecipe
 from freenergy.apps.images.pixelcnn import ImageShape
 from freenergy.apps.images.settings import build_module
 from freenergy.core.errors import UserError
@@ -59,7 +60,7 @@ def test_bits_per_dimension_are_those_of_the_product_of_conditionals(folder, tmp
         assert kept.dtype == torch.float64
         torch.testing.assert_close(kept, torch.tensor(nats, dtype=torch.float64), rtol=1e-5, atol=0)
     assert row["nats/image test"] == pytest.approx(row["bits/dim test"] * 20 * math.log(2))
-    assert images.main_column in row
+    assert ImagesRecipe.main_column in row
 
 
 def test_a_uniform_network_has_as_many_bits_as_a_pixel_holds(folder, tmp_path):

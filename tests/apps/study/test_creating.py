@@ -140,7 +140,7 @@ def test_bad_questions(tiny, tmp_path):
     refused("is not a run", b=tmp_path / "none")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
-    refused("something else", out="full")
+    refused("contains other files than a study", out="full")
     create(tiny, tiny, tmp_path / "study", SMALL, QUICK)
     refused("another study", making=Making(a="base", b="joint", candidates=5))
 

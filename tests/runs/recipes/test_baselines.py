@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import freenergy
 from freenergy import Corpus, HuggingFaceLM, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
 from freenergy.lm.load import load_lm
 from freenergy.recipes import load_run
+from freenergy.recipes.load import make_recipe
 from freenergy.recipes.stages.baselines import baseline_records, open_baselines
 from freenergy.testing.runs import tiny_run
 from freenergy.training.baselines.residual import ResidualLM
@@ -109,7 +109,7 @@ def test_nothing_is_done_twice_and_other_stages_keep_their_keys(done):
     again = list(run(this.recipe, folder, stage="baselines"))
     assert all(result.was_cached for result in again)
     table = this.recipe.to_json() | {"baselines": []}
-    *_, base = run(freenergy.recipes.load.make_recipe(table), folder, stage="base")
+    *_, base = run(make_recipe(table), folder, stage="base")
     assert base.was_cached
     list(run(this.recipe, folder, stage="baselines"))
 

@@ -145,7 +145,7 @@ def test_text_that_was_trained_on_is_told(copy, call, tmp_path, corpus_file):
         (["--windows", "0"], "0 windows were asked for"),
         (["--split", "holdout"], "no split 'holdout'"),
         (["--text", "{short}"], "the longest document has 7 tokens, and a window of this run needs 16"),
-        (["--text", "{blank}"], "contains no text"),
+        (["--text", "{blank}"], "there is no text in"),
         (["--text", "{gone}"], "there is no file or folder"),
         (["--text", "{short}", "--split", "validation"], "a text has no split 'validation': leave --split out"),
     ],

@@ -482,8 +482,9 @@ def test_the_way_of_begin():
     assert isinstance(begin(MODELS["own"](), CONTEXT, 2, 3), PlainStepper)
     assert isinstance(begin(MODELS["mamba"](), CONTEXT, 2, 3), PlainStepper)
     assert isinstance(begin(MODELS["table"](), CONTEXT, 2, 3), _TableStepper)
-    with pytest.raises(UserError, match="do not fit the model's context of 16 tokens"):
-        begin(MODELS["gpt2"](), CONTEXT, 2, 16)
+    lm = MODELS["gpt2"]()
+    with pytest.raises(UserError, match=f"do not fit the model's context of {lm.max_length} tokens"):
+        begin(lm, CONTEXT, 2, lm.max_length)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "ngram", "own"])

@@ -95,7 +95,7 @@ def show_distilled(found: dict[str, Any], out: Path) -> None:
     base, distilled = perplexity["base"], perplexity["distilled"]
     rows.append(["perplexity", "base", significant(base["perplexity"]["token"]), interval(base["interval"]["token"])])
     rows.append(["", "distilled", significant(distilled["perplexity"]), interval(distilled["interval"])])
-    rows.append(["", "residual model, certified", *_measured(perplexity["joint_certified"])])
+    rows.append(["", "model, certified", *_measured(perplexity["joint_certified"])])
     show_table(f"Distilled in {found['training']['steps']} steps", ["what", "of", "value", "95 % interval"], rows)
     if found["verdict"]:
         OUT.print(f"[bold]mind:[/bold] {escape(found['verdict'])}")

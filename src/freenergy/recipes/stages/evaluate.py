@@ -103,6 +103,8 @@ def _other(this: ResidualRun, request: EvaluationRequest, progress: Progress) ->
     if num < 1:
         raise UserError(f"{num} windows were asked for: measure on at least one")
     corpus, split = Corpus.open(this.stage("corpus")), request.split or settings.split
+    if not request.texts:
+        corpus.windows(split)  # refuses an unknown split before anything is written
     with working_in(this.folder):
         identity = identify(this, corpus, split, candidates - 1, BASE_ALONE)
         if not request.texts:
