@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "freenergy"
@@ -79,3 +80,12 @@ def one(energy, other): ...
 def fine(model: Residual): ...
 """
     assert two_halves(ast.parse(code), "x.py") == {"x.py:by_name", "x.py:by_type", "x.py:A.mixed"}
+
+
+def test_a_class_name_means_one_thing():
+    places = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(SOURCE).as_posix())
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

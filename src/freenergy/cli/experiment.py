@@ -19,7 +19,7 @@ def experiment(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a base, go on with it in several ways, and compare them at equal compute. Killed, it goes on."""
+    """Train a base, continue it in several ways, and compare them at equal compute. A killed experiment resumes."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.experiment import show_experiment
     from freenergy.recipes.load import load_experiment

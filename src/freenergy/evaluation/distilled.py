@@ -6,8 +6,8 @@ On them KL and total variation of both models are reported (``training.tasks.dis
 between the two is a paired one, and neither is judged by its own draws alone.
 
 As candidates for resampling from P, draws of the base weigh e^{−E} and draws of π weigh P_LM · e^{−E} / π. Both are
-told with the same number k of draws: the effective sample size, the mean log Ẑ, which is below log Z and rises towards
-it as candidates get better or more, and the certified perplexity of what resampling from k + 1 candidates writes.
+reported with the same number k of draws: the effective sample size, the mean log Ẑ, which is below log Z and rises
+towards it as candidates get better or more, and the certified perplexity of resampling from k + 1 candidates.
 """
 
 import math
@@ -43,7 +43,7 @@ def divergences(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts) 
     of_mixture = torch.logaddexp(both.log_base + math.log(n / (n + m)), both.log_pi + math.log(m / (n + m)))
     before, after = (distances(log_m, both.log_score, of_mixture) for log_m in (both.log_base, both.log_pi))
     Z = log_partition(both.log_score - of_mixture)
-    told: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: {
             "before": _mean(getattr(before, name), counts),
             "after": _mean(getattr(after, name), counts),
@@ -51,25 +51,25 @@ def divergences(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts) 
         }
         for name in Distances._fields
     }
-    told["windows"], told["documents"] = len(counts), counts.num_documents
-    return told | {"draws": n + m, "ess": _mean(Z.ess, counts), "verdict": Z.verdict()}
+    numbers["windows"], numbers["documents"] = len(counts), counts.num_documents
+    return numbers | {"draws": n + m, "ess": _mean(Z.ess, counts), "verdict": Z.verdict()}
 
 
 def as_candidates(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts) -> dict[str, Any]:
     """What as many draws of either model do for resampling from P."""
     k = min(of_base.energy.shape[1], of_policy.energy.shape[1]) - 1
     laws = {"base": (of_base, of_base.log_base), "distilled": (of_policy, of_policy.log_pi)}
-    told: dict[str, Any] = {"draws": k}
+    numbers: dict[str, Any] = {"draws": k}
     for name, (scored, log_q) in laws.items():
         log_weight = (scored.log_score - log_q)[:, : k + 1]
         Z, gain = log_partition(log_weight[:, 1:]), certified_gain(-log_weight[:, 0], -log_weight[:, 1:])
-        told[name] = {
+        numbers[name] = {
             "ess": _mean(Z.ess, counts),
             "largest_share": _mean(Z.largest_share, counts),
             "log_partition": _mean(Z.lower, counts),
             "certified_perplexity": as_json(counts.perplexity((log_q[:, 0] + gain).numpy())),
         }
-    return told
+    return numbers
 
 
 def _mean(values: Float[Tensor, " W"], counts: Counts) -> dict[str, Any]:

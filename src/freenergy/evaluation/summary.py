@@ -31,7 +31,7 @@ from freenergy.evaluation.layout import WINDOWS, log_probs_folder, positions_fol
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.scores import scored_chunks, window_log_probs
-from freenergy.evaluation.text_statistics import Text, text_statistics, training_text
+from freenergy.evaluation.text_statistics import CountedText, text_statistics, training_text
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.training.contrastive_batches import StoredContrast
@@ -123,7 +123,7 @@ def _joint(
         words = f"measured on {subject.split} text, which the energy {used}"
         report = replace(report, verdict=together(words, report.verdict))
     texts = {
-        name: Text(picked(contrast, chosen), counts.documents)
+        name: CountedText(picked(contrast, chosen), counts.documents)
         for name, chosen in {"human": human, **folding.columns}.items()
     }
     certified = numbers.log_p["certified"].numpy()

@@ -29,7 +29,7 @@ ORDERS = (2, 3, 4)
 REPETITION = 4
 
 
-class Text(NamedTuple):
+class CountedText(NamedTuple):
     """R versions of a text: W continuations each, with their windows' prefixes and documents."""
 
     x: Continuations  # [W, R]
@@ -44,7 +44,7 @@ def training_text(corpus: Corpus) -> Stream:
     )
 
 
-def text_statistics(texts: dict[str, Text], train: Stream, progress: Progress) -> dict[str, Any]:
+def text_statistics(texts: dict[str, CountedText], train: Stream, progress: Progress) -> dict[str, Any]:
     """``distinct``, ``repetition`` and ``unseen`` of each text, each as [share, low, high]."""
     budget = min(int(text.x.lengths.sum(0).min()) for text in texts.values())
     with progress.track("statistics of text", len(texts) * len(ORDERS) * train.size, "tokens") as advance:
@@ -61,7 +61,7 @@ def text_statistics(texts: dict[str, Text], train: Stream, progress: Progress) -
         }
 
 
-def distinct(text: Text, n: int, budget: int) -> Measurement:
+def distinct(text: CountedText, n: int, budget: int) -> Measurement:
     """K / T within the first ``budget`` tokens, averaged over the versions."""
     documents = np.unique(text.documents, return_inverse=True)[1]
     D = int(documents.max()) + 1
@@ -83,7 +83,7 @@ def distinct(text: Text, n: int, budget: int) -> Measurement:
     return Measurement(K / T, *((None, None) if reach is None else (max(K / T - reach, 0.0), min(K / T + reach, 1.0))))
 
 
-def repetition(text: Text, n: int = REPETITION) -> Measurement:
+def repetition(text: CountedText, n: int = REPETITION) -> Measurement:
     """Share of the n-grams ending in the continuations that stood earlier in the same window, prefix included."""
     (W, R), before = text.x.shape, np.zeros(text.x.shape[0])
     total = np.zeros(W)
@@ -100,7 +100,7 @@ def repetition(text: Text, n: int = REPETITION) -> Measurement:
     return _share(before, total, text.documents)
 
 
-def unseen(text: Text, n: int, train: Stream, advance: Advance) -> Measurement:
+def unseen(text: CountedText, n: int, train: Stream, advance: Advance) -> Measurement:
     """Share of the n-grams inside the continuations that the training stream does not hold."""
     (W, R), rows = text.x.shape, text.x.flat().lists()
     tokens = np.array([token for row in rows for token in row], dtype=np.int64)

@@ -50,7 +50,7 @@ class Refused(UserError):  # noqa: N818
 
 @final
 @dataclass(frozen=True, slots=True)
-class Step:
+class CompletionStep:
     """One token of an answer: None where the server did not say."""
 
     token: int | None
@@ -63,7 +63,7 @@ class Step:
 class Answer:
     """One continuation as the server gave it."""
 
-    steps: Sequence[Step]
+    steps: Sequence[CompletionStep]
     finish_reason: str | None = None
     stop_reason: object = None
     num_drawn: int | None = None
@@ -209,28 +209,32 @@ def _answer(choice: Mapping[str, Any]) -> Answer:
     return Answer(steps, choice.get("finish_reason"), choice.get("stop_reason"))
 
 
-def _chat_step(entry: Mapping[str, Any]) -> Step:
+def _chat_step(entry: Mapping[str, Any]) -> CompletionStep:
     top = {_token(other): _number(other["logprob"]) for other in entry.get("top_logprobs") or ()}
-    return Step(_token(entry), _number(entry["logprob"]), _known(top))
+    return CompletionStep(_token(entry), _number(entry["logprob"]), _known(top))
 
 
-def _legacy_steps(log_probs: Mapping[str, Any]) -> list[Step]:
+def _legacy_steps(log_probs: Mapping[str, Any]) -> list[CompletionStep]:
     values = log_probs.get("token_logprobs") or []
     tokens = log_probs.get("tokens") or [None] * len(values)
     tops = log_probs.get("top_logprobs") or [None] * len(values)
     return [
-        Step(_spelled(token), _number(value), _known({_spelled(t): _number(p) for t, p in (top or {}).items()}))
+        CompletionStep(
+            _spelled(token), _number(value), _known({_spelled(t): _number(p) for t, p in (top or {}).items()})
+        )
         for token, value, top in zip(tokens, values, tops, strict=True)
     ]
 
 
-def _prompt_steps(entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None) -> list[Step]:
+def _prompt_steps(
+    entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
+) -> list[CompletionStep]:
     """Read vLLM's own field: per place of the prompt token id → {"logprob": …}, the prompt's token among them."""
     steps = []
     for place, entry in enumerate(entries or ()):
         top = _known({int(token): _number(value["logprob"]) for token, value in (entry or {}).items()})
         token = int(ids[place]) if ids else None
-        steps.append(Step(token, None if token is None else top.get(token), top))
+        steps.append(CompletionStep(token, None if token is None else top.get(token), top))
     return steps
 
 

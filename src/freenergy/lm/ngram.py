@@ -37,7 +37,7 @@ from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.lm.ngram_counts import Level, NgramCounts, count
+from freenergy.lm.ngram_counts import CountLevel, NgramCounts, count
 from freenergy.lm.stepping import in_chunks, started, sum_tokens
 
 _SILENT = Silent()
@@ -78,7 +78,7 @@ class _Table:
     first: Int64[np.ndarray, " contexts"]  # the children of context i are the nodes first[i] … first[i + 1] − 1
 
     @classmethod
-    def smooth(cls, level: Level, num_contexts: int, vocab_size: int) -> "_Table":
+    def smooth(cls, level: CountLevel, num_contexts: int, vocab_size: int) -> "_Table":
         """Discount one level of counts."""
         context = level.keys // vocab_size
         taken = discounts(level.counts)[np.minimum(level.counts, 3)]

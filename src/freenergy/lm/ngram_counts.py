@@ -31,7 +31,7 @@ _BLOCK = 1 << 18  # tokens counted at once, or as many as there are n-grams by t
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class CountLevel:
     """All n-grams of one length: their keys, ascending, and their adjusted counts."""
 
     keys: Int64[np.ndarray, " nodes"]
@@ -48,7 +48,7 @@ class NgramCounts:
 
     vocab_size: int
     eos: int
-    levels: tuple[Level, ...]
+    levels: tuple[CountLevel, ...]
 
     @property
     def order(self) -> int:
@@ -72,7 +72,7 @@ class NgramCounts:
     def from_arrays(cls, arrays: Mapping[str, Any], *, vocab_size: int, eos: int, order: int) -> "NgramCounts":
         """Return the inverse of ``arrays``; KeyError where one is missing, ValueError where they do not fit."""
         levels = tuple(
-            Level(*columns(arrays[f"keys.{k}"], arrays[f"counts.{k}"], f"order {k}")) for k in range(1, order + 1)
+            CountLevel(*columns(arrays[f"keys.{k}"], arrays[f"counts.{k}"], f"order {k}")) for k in range(1, order + 1)
         )
         return cls(vocab_size=vocab_size, eos=eos, levels=levels)
 
@@ -96,13 +96,13 @@ def count(
     ([1, 1, 2], [1, 1, 1, 2])
     """
     _check(stream, vocab_size, eos, order)
-    levels: list[Level] = []
+    levels: list[CountLevel] = []
     with progress.track("counting n-grams", total=float(order), unit="orders") as advance:
         for k in range(1, order + 1):
             found = _level(stream, [level.keys for level in levels], vocab_size, eos)
             if k > 1:
                 levels[-1] = _adjusted(levels[-1], found.suffix)
-            levels.append(Level(found.keys, found.raw.astype(np.int32)))
+            levels.append(CountLevel(found.keys, found.raw.astype(np.int32)))
             advance(1.0)
     return NgramCounts(vocab_size=vocab_size, eos=eos, levels=tuple(levels))
 
@@ -156,10 +156,10 @@ def _merged(a: _Found, b: _Found) -> _Found:
     return _Found(keys, raw, joined[2][at])
 
 
-def _adjusted(level: Level, suffix: Int64[np.ndarray, " longer"]) -> Level:
+def _adjusted(level: CountLevel, suffix: Int64[np.ndarray, " longer"]) -> CountLevel:
     """Replace raw counts by the number of tokens that precede; n-grams that begin a document have none and stay."""
     preceding = np.bincount(suffix, minlength=len(level)).astype(np.int32)
-    return Level(level.keys, np.where(preceding > 0, preceding, level.counts))
+    return CountLevel(level.keys, np.where(preceding > 0, preceding, level.counts))
 
 
 def _check(stream: Integer[np.ndarray, " tokens"], vocab_size: int, eos: int, order: int) -> None:

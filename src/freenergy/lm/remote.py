@@ -35,7 +35,7 @@ from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.lm.completions import Answer, Completions, Step
+from freenergy.lm.completions import Answer, Completions, CompletionStep
 from freenergy.lm.remote_proposal import ROUNDING, check_knowable, list_size, log_proposal, tail
 from freenergy.lm.remote_scoring import Scoring
 from freenergy.lm.stepping import check_fits, started
@@ -170,7 +170,7 @@ class RemoteLM:
         kept = min(truncation.top_k or self.vocab_size, self.vocab_size)
         knobs = {"temperature": truncation.temperature, "top_p": truncation.top_p or 1.0, "top_k": kept}
         tokens: list[int] = []
-        steps: list[Step] = []
+        steps: list[CompletionStep] = []
         while len(tokens) < space.length and (not tokens or tokens[-1] != space.eos):
             left, seed = space.length - len(tokens), rng.child(len(tokens)).integer() % 2**31
             [answer] = self.server.ask(client, [context + tokens], max_tokens=left, seed=seed, logprobs=size, **knobs)
@@ -186,7 +186,7 @@ class RemoteLM:
         proposal = [log_proposal(step.top, log_p, truncation, size, self.server.shown) for step, log_p in lists]
         return _Draw(tokens, math.fsum(base), math.fsum(proposal), max(tail(step.top, size) for step in steps))
 
-    def _drawn_steps(self, answer: Answer, left: int) -> list[tuple[int, Step]]:
+    def _drawn_steps(self, answer: Answer, left: int) -> list[tuple[int, CompletionStep]]:
         """Return the tokens of an answer that reports all it drew: as many as requested, or up to one that ends it."""
         if not answer.steps:
             raise self.scoring.no_log_probs()

@@ -16,7 +16,7 @@ from typing import final
 import httpx
 
 from freenergy.core.errors import UserError
-from freenergy.lm.completions import Answer, Completions, Refused, Step
+from freenergy.lm.completions import Answer, Completions, CompletionStep, Refused
 from freenergy.lm.remote_proposal import ROUNDING
 
 Pair = tuple[list[int], list[int]]  # a context and a continuation
@@ -84,7 +84,7 @@ class Scoring:
             raise self._short_list(f"gave {len(found)}")
         return [found[token] for token in range(V)]
 
-    def value(self, step: Step, token: int) -> float:
+    def value(self, step: CompletionStep, token: int) -> float:
         """Return a step's log-probability of its token, which must be one."""
         value = step.log_prob if step.log_prob is not None else step.top.get(token)
         if value is None:
@@ -112,7 +112,7 @@ class Scoring:
             "look whether they are switched off"
         )
 
-    def _with_tokens(self, answer: Answer, prompt: list[int]) -> list[tuple[Step, int]]:
+    def _with_tokens(self, answer: Answer, prompt: list[int]) -> list[tuple[CompletionStep, int]]:
         """Pair the steps with the tokens that were sent, which must be the same tokens."""
         if len(answer.steps) < len(prompt):
             raise _NoEchoError

@@ -218,7 +218,7 @@ class ResidualModel:
     def save_pretrained(self, folder: str | Path, *, facts: dict[str, Any] | None = None) -> None:
         """Write base, energy, tokenizer and a model card into one folder, whole or not at all.
 
-        ``facts`` are what is known of the pair (how it was trained and measured); they are kept and told by the card.
+        ``facts`` are what is known of the pair (how it was trained and measured); they are kept, and shown by the card.
         """
         if self.tokenizer is None:
             raise UserError("this residual model has no tokenizer: pass one to ResidualModel before saving it")

@@ -35,7 +35,9 @@ class Contrast(Protocol):
         """How many windows."""
         ...
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> "Batch":
+    def batch(
+        self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
+    ) -> "ContrastiveBatch":
         """The windows at these places, the datum first and ``num`` negatives after it; ``state`` is the noise's."""
         ...
 
@@ -46,7 +48,7 @@ class Contrast(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ContrastiveBatch:
     """What an energy reads in one step, and where stored strings stand: row, and column with the datum at 0.
 
     Rows are the windows, and with several cuts all windows of the first cut, then all of the second, …
@@ -101,7 +103,9 @@ class StoredContrast:
         """Returns no state: everything is drawn."""
         return {}
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> Batch:
+    def batch(
+        self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
+    ) -> ContrastiveBatch:
         """A random choice of each window's negatives, without replacement."""
         K = self.store.per_prefix
         if num > K:
@@ -117,7 +121,7 @@ class StoredContrast:
         rows = torch.arange(len(index)).unsqueeze(1)
         picked = Continuations(x.contexts, x.tokens[rows, chosen], x.lengths[rows, chosen])
         log_base, log_noise = (each.gather(1, order - 1) for each in (draws.log_base, draws.log_proposal))
-        return Batch(picked, index, chosen, log_base, log_noise)
+        return ContrastiveBatch(picked, index, chosen, log_base, log_noise)
 
     def all(self, index: Int[Tensor, " batch"]) -> Continuations:
         """The windows at these places with all their negatives."""
@@ -139,10 +143,12 @@ class FreshContrast:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None) -> Batch:
+    def batch(
+        self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
+    ) -> ContrastiveBatch:
         """New negatives, from the stream of this step."""
         data = Examples(self.windows.continuations(self.rows[index]), self.rows[index])
         after, draws = self.noise.draw(None, state or {}, data, num, rng.child("negatives"))
         x = Continuations.cat([data.x, draws.x.to(data.x.tokens.device)], dim=1)
         log_base, log_noise = (each.double().cpu() for each in (draws.log_base, draws.log_proposal))
-        return Batch(x, index, log_base=log_base, log_noise=log_noise, state=after)
+        return ContrastiveBatch(x, index, log_base=log_base, log_noise=log_noise, state=after)

@@ -40,7 +40,7 @@ _AGAIN = "delete its folder and train again"
 
 @final
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRecord:
     """What happened in one step."""
 
     step: int
@@ -55,7 +55,7 @@ class Step:
     cpu_seconds: float = 0.0  # of all threads and ranks
 
 
-def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[Step]:
+def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[StepRecord]:
     """Trains, or resumes training, in ``folder``; after the last record the module holds the best weights.
 
     ``metrics.jsonl`` in the folder keeps every record. Under a launcher all ranks call this.
@@ -71,7 +71,7 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
 
 def _steps(
     task: Task, together: DistributedTask, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
-) -> Iterator[Step]:
+) -> Iterator[StepRecord]:
     """Yields a record per step, from the last checkpoint on."""
     optimiser = _optimiser(task, settings)
     average = Average(task.module, settings.ema)
@@ -109,7 +109,7 @@ def fit_watched(
     rng: Rng,
     progress: Progress,
     label: str,
-    line: Callable[[Step], str] = lambda record: f"loss {record.loss:.3f}",
+    line: Callable[[StepRecord], str] = lambda record: f"loss {record.loss:.3f}",
 ) -> None:
     """``fit`` to its end, under a bar with a line of words, which the first rank has."""
     is_first = Ranks.found().is_first
@@ -146,7 +146,7 @@ def _advance(
     step: int,
     rng: Rng,
     ranks: Ranks,
-) -> Step:
+) -> StepRecord:
     """One optimiser step."""
     started, cpu_started = time.monotonic(), time.process_time()
     rng = rng.child("step", step)
@@ -169,7 +169,7 @@ def _advance(
     optimiser.step()
     spent, cpu = time.monotonic() - started, torch.tensor(time.process_time() - cpu_started, dtype=torch.float64)
     cpu_seconds = ranks.everyone(cpu).sum().item()
-    return Step(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu_seconds)
+    return StepRecord(step, total, settings.learning_rate_at(step), norm, spent, metrics, cpu_seconds=cpu_seconds)
 
 
 def _over_micros(losses: list[Loss], ranks: Ranks) -> tuple[float, dict[str, float], dict[str, Tensor]]:
@@ -194,12 +194,12 @@ def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
 def _validated(
     task: Task,
     together: DistributedTask,
-    record: Step,
+    record: StepRecord,
     state: TrainingState,
     average: Average,
     best: Path,
     ranks: Ranks,
-) -> Step:
+) -> StepRecord:
     """Validate, and keep the weights if they are the best so far; the first rank decides."""
     task.module.eval()
     with torch.no_grad(), average.in_place():

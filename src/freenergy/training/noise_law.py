@@ -18,7 +18,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel, Noise
 from freenergy.core.sequences import Continuations
 from freenergy.noise.mixture import Mixture
-from freenergy.training.contrastive_batches import Batch, StoredContrast, cut
+from freenergy.training.contrastive_batches import ContrastiveBatch, StoredContrast, cut
 
 _WINDOWS = 32  # read at a time
 
@@ -41,7 +41,7 @@ class NoiseLaw:
         """The learning rate of the noise relative to the energy's."""
         return float(getattr(self.noise, "rate", 1.0))
 
-    def of(self, batch: Batch) -> Float[Tensor, "batch candidates"]:
+    def of(self, batch: ContrastiveBatch) -> Float[Tensor, "batch candidates"]:
         """Returns the log-ratio of a batch; negatives that are whole came with theirs, except from a mixture."""
         if batch.log_noise is None or batch.log_base is None or isinstance(self.noise, Mixture):
             return self.log_ratio(batch.x)

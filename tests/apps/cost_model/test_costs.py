@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from freenergy import UserError, load_recipe
 from freenergy.apps.cost_model import Cost, Devices, Known, cost_of
-from freenergy.apps.cost_model.stages import Windows, drawing, reading, scoring, storing, training
+from freenergy.apps.cost_model.stages import WindowCounts, drawing, reading, scoring, storing, training
 from freenergy.lm.presets import preset
 from freenergy.lm.shapes import shape_of
 
@@ -44,7 +44,7 @@ def test_grouped_heads_count_what_is_attended_to():
 
 
 def test_a_training_step_is_three_readings(shape):
-    once = reading(shape, Windows(prefix=0, continuation=20), 4.0)
+    once = reading(shape, WindowCounts(prefix=0, continuation=20), 4.0)
     learned = training(shape, 1, 4, 20, predicts=False)
     assert learned.flops == pytest.approx(3 * once.flops)
     assert learned.sent == 0
@@ -52,9 +52,9 @@ def test_a_training_step_is_three_readings(shape):
 
 
 def test_the_prefix_enters_once(shape):
-    windows = Windows(prefix=100, continuation=10)
+    windows = WindowCounts(prefix=100, continuation=10)
     one, many = (drawing(shape, windows, 1, n) for n in (1, 101))
-    short = drawing(shape, Windows(prefix=0, continuation=10), 1, 100)
+    short = drawing(shape, WindowCounts(prefix=0, continuation=10), 1, 100)
     assert many.flops - one.flops < 2 * short.flops
     assert many.tokens == 100 + 101 * 10
     together, apart = (scoring(shape, windows, 50.0, once_for=n) for n in (50.0, 1.0))
@@ -62,7 +62,7 @@ def test_the_prefix_enters_once(shape):
 
 
 def test_stored_draws_grow_with_their_number_and_with_the_vocabulary():
-    windows = Windows(prefix=10, continuation=40)
+    windows = WindowCounts(prefix=10, continuation=40)
     small, twice, wide = (
         storing(windows, M, 8, V, 64).bytes for M, V in ((640, 1024), (1280, 1024), (640, 1024 * 1024))
     )

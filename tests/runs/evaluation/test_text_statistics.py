@@ -9,13 +9,13 @@ from freenergy import Continuations
 from freenergy.core.progress import Silent
 from freenergy.corpus.deduplicate import Stream
 from freenergy.evaluation.perplexity import Measurement
-from freenergy.evaluation.text_statistics import Text, distinct, repetition, text_statistics, unseen
+from freenergy.evaluation.text_statistics import CountedText, distinct, repetition, text_statistics, unseen
 
 
 def make(rows, contexts=None, documents=None):
     """A text from windows with one or more versions each."""
     x = Continuations.from_lists(contexts or [[1]] * len(rows), rows)
-    return Text(x, np.arange(len(rows)) if documents is None else np.array(documents))
+    return CountedText(x, np.arange(len(rows)) if documents is None else np.array(documents))
 
 
 def stream(tokens, bounds=None):

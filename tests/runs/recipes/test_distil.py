@@ -138,7 +138,7 @@ def test_where_no_step_is_nearer_it_is_the_base_and_says_so(finished, tmp_path):
     steps = replace(SHORT.optimisation, learning_rate=10.0, warmup=0, steps=2)
     told = distil(finished, replace(SHORT, optimisation=steps), tmp_path / "out")
     assert told["training"]["chosen_step"] == 0
-    assert told["verdict"].startswith("no step came nearer to the joint model than the base")
+    assert told["verdict"].startswith("no step came nearer to the model than the base")
     assert told["kl"]["less"]["value"] == pytest.approx(0, abs=1e-5)
     assert told["perplexity"]["distilled"]["against_base"]["percent"] == 0
     assert math.isfinite(told["kl"]["after"]["value"])
@@ -162,7 +162,7 @@ def test_bad_input_is_one_sentence(finished, write_recipe, tmp_path):
         distil(finished, many, tmp_path / "many")
     assert [path.name for path in (tmp_path / "many").iterdir()] == [".lock"], "another try must find it empty"
     list(run(load_recipe(str(write_recipe(tmp_path, base="counts"))), tmp_path / "plain", stage="corpus"))
-    with pytest.raises(UserError, match="has no energy, so there is no joint model to distil"):
+    with pytest.raises(UserError, match="has no energy, so there is no residual model to distil"):
         distil(tmp_path / "plain", SHORT, tmp_path / "out")
     counts = write_recipe(tmp_path, base="counts", energy="ngram")
     list(run(load_recipe(str(counts)), tmp_path / "ngram", stage="corpus"))

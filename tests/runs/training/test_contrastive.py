@@ -19,7 +19,7 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.training.contrastive_batches import FreshContrast, StoredContrast
 from freenergy.training.feature_cache import FeatureCache
-from freenergy.training.loop import Step, fit
+from freenergy.training.loop import StepRecord, fit
 from freenergy.training.settings import EnergyTraining, Optimisation
 from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, Watch, validation_of
 
@@ -185,7 +185,7 @@ class Listener:
 def step(number, gain, accuracy):
     metrics = {"accuracy_data": 0.5, "accuracy_noise": 0.5, "energy_data": 0.0, "energy_noise": 0.0, "spread": 0.1}
     held_out = {"pair_accuracy": accuracy, "gain_error": 0.01}
-    return Step(number, 1.6, 1e-3, 1.0, 0.1, metrics, validation=-gain, validation_metrics=held_out)
+    return StepRecord(number, 1.6, 1e-3, 1.0, 0.1, metrics, validation=-gain, validation_metrics=held_out)
 
 
 def test_the_live_line_and_the_word_about_chance():

@@ -25,7 +25,7 @@ from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe
 from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.testing.enumerating import branches
-from freenergy.training.contrastive_batches import Batch, StoredContrast, cut, cuts
+from freenergy.training.contrastive_batches import ContrastiveBatch, StoredContrast, cut, cuts
 from freenergy.training.convex import cross_fitted, fit_convex
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.settings import EnergyTraining, Optimisation
@@ -105,7 +105,7 @@ class Population:
     def batch(self, index, num, rng, state=None):
         rows = [[self.strings[i], self.strings[j]] for i, j in self.pairs]
         x = Continuations.from_lists([[1]] * len(rows), rows)
-        return Batch(x, index)
+        return ContrastiveBatch(x, index)
 
     def __call__(self, data, negatives):
         """The expectation of ranking against one negative, which is also that of a logistic regression of pairs."""

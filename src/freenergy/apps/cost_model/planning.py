@@ -9,7 +9,7 @@ from typing import final
 
 from freenergy.apps.cost_model.stages import (
     Cost,
-    Windows,
+    WindowCounts,
     drawing,
     keeping,
     reading,
@@ -65,7 +65,7 @@ class _Plan:
 
     def __init__(self, recipe: ResidualRecipe, known: Known) -> None:
         self.recipe, self.known = recipe, known
-        self.windows = Windows(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
+        self.windows = WindowCounts(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
         self.shape = _base_shape(recipe, known)
         self.parts = () if recipe.energy is None else recipe.energy.split()
 
@@ -97,7 +97,7 @@ class _Plan:
         """Cost E-ARM's draws after the start of every block and the training on them, in all steps at most."""
         assert base.earm is not None, "asked for above"
         steps, K = base.optimisation, base.earm.length
-        behind = Windows(prefix=max(min(self.windows.prefix, base.block - K), 0), continuation=K)
+        behind = WindowCounts(prefix=max(min(self.windows.prefix, base.block - K), 0), continuation=K)
         rows = steps.steps * steps.batch_size
         learned = training(shape, steps.steps, steps.batch_size, behind.length, predicts=True)
         return drawing(shape, behind, rows, 1) + learned
@@ -135,7 +135,7 @@ class _Plan:
         return Cost(bytes=windows * strings * part.num_features(self.shape) * _FLOAT)
 
     def _traced(
-        self, part: EnergySettings, count: float | int, strings: float | int, windows: Windows | None = None
+        self, part: EnergySettings, count: float | int, strings: float | int, windows: WindowCounts | None = None
     ) -> Cost:
         """Return the base reads what an energy of its activations needs."""
         if not part.reads_activations:
@@ -206,7 +206,7 @@ class _Plan:
         W, n = settings.position_windows, settings.position_draws
         total = Cost()
         for t in range(L) if W else ():
-            rest = Windows(prefix=self.windows.prefix + t, continuation=L - t)
+            rest = WindowCounts(prefix=self.windows.prefix + t, continuation=L - t)
             total += drawing(self.shape, rest, W, n)
             for part in self.parts:
                 total += self._traced(part, W, n)

@@ -45,7 +45,7 @@ class Cost:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class WindowCounts:
     """Prefixes of p tokens and continuations of L."""
 
     prefix: int
@@ -57,7 +57,7 @@ class Windows:
         return self.prefix + self.continuation
 
 
-def drawing(shape: Shape | None, windows: Windows, prefixes: float | int, per_prefix: float | int) -> Cost:
+def drawing(shape: Shape | None, windows: WindowCounts, prefixes: float | int, per_prefix: float | int) -> Cost:
     """Cost shared-prefix decoding; a base that is not a local network costs its tokens alone."""
     p, L = windows.prefix, windows.continuation
     draws = prefixes * per_prefix
@@ -68,14 +68,14 @@ def drawing(shape: Shape | None, windows: Windows, prefixes: float | int, per_pr
     return Cost(tokens=tokens, flops=read + shape.predicting(prefixes + draws * (L - 1)))
 
 
-def storing(windows: Windows, prefixes: float | int, per_prefix: float | int, vocab_size: int, shard: int) -> Cost:
+def storing(windows: WindowCounts, prefixes: float | int, per_prefix: float | int, vocab_size: int, shard: int) -> Cost:
     """Cost the draws on disk."""
     bits = math.log2(max(vocab_size, 2)) + _BITS_OVER
     each = windows.continuation * bits / 8 + _NUMBERS
     return Cost(bytes=prefixes * per_prefix * each + math.ceil(prefixes / shard) * _FILE)
 
 
-def reading(shape: Shape, windows: Windows, strings: float | int, *, once_for: float | int = 1) -> Cost:
+def reading(shape: Shape, windows: WindowCounts, strings: float | int, *, once_for: float | int = 1) -> Cost:
     """Cost reading strings, whose prefix is read once for ``once_for`` of them."""
     p, L, T = windows.prefix, windows.continuation, windows.length
     if once_for == 1:
@@ -85,7 +85,7 @@ def reading(shape: Shape, windows: Windows, strings: float | int, *, once_for: f
     return Cost(tokens=prefixes * p + strings * L, flops=flops)
 
 
-def scoring(shape: Shape | None, windows: Windows, strings: float | int, *, once_for: float | int = 1) -> Cost:
+def scoring(shape: Shape | None, windows: WindowCounts, strings: float | int, *, once_for: float | int = 1) -> Cost:
     """Cost log P_LM of given continuations; the prefix of several strings is read once."""
     p, L = windows.prefix, windows.continuation
     prefixes = strings / once_for

@@ -159,7 +159,7 @@ def _bytes_under(folder: Path) -> int:
 def _pip_words(output: str) -> str:
     """Return the reason in pip's output, in a few words."""
     if "No module named pip" in output:
-        return "pip is not installed beside this Python"
+        return "pip is not installed with this Python"
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
     return _shortened(errors[-1] if errors else "pip fetched no wheel")
 

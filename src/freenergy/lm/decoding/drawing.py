@@ -54,7 +54,7 @@ class ByRows:
         return chosen, weights.sum(-1, dtype=torch.float64)
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """A token for each row, and float64 numbers: log-probabilities, and what a trace records where it was asked for."""
 
     tokens: Int[Tensor, " R"]
@@ -69,13 +69,15 @@ def room_for(rows: int, V: int, like: Tensor) -> Float[Tensor, "R W"]:
     return like.new_empty(rows, -(-V // BLOCK) * BLOCK)
 
 
-def draw(logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform | ByRows, is_traced: bool) -> Drawn:
+def draw(
+    logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform | ByRows, is_traced: bool
+) -> DrawnTokens:
     """Draw one token per row; the logits may be overwritten."""
     if truncation.is_identity and not is_traced:
         p = torch.softmax(logits, -1, out=logits)  # the fastest way to exp; what its sums have lost cancels
         tokens, total = pick(p)
         log_p = (_at(p, tokens).double() / total).log()
-        return Drawn(tokens, log_p, log_p)
+        return DrawnTokens(tokens, log_p, log_p)
     below = logits - logits.amax(-1, keepdim=True)
     p = below.exp()
     total = _total(p)
@@ -83,7 +85,7 @@ def draw(logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform |
     index, weight = pick(weights)
     tokens = index if kept is None else _at(kept, index)
     log_proposal = (_at(weights, index).double() / weight).log()
-    drawn = Drawn(tokens, _at(below, tokens).double() - total.log(), log_proposal)
+    drawn = DrawnTokens(tokens, _at(below, tokens).double() - total.log(), log_proposal)
     return drawn if not is_traced else drawn._replace(**_seen(below, p, total, tokens))
 
 

@@ -94,7 +94,7 @@ class Layer:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class DecoderWeights:
     """A decoder of E features, H heads of D features in K groups that share their keys and values."""
 
     layers: list[Layer]
@@ -129,7 +129,7 @@ class Network:
         return q, k, v
 
 
-def take_apart(model: PreTrainedModel) -> Network | None:
+def take_apart(model: PreTrainedModel) -> DecoderWeights | None:
     """Return the model's weights as they lie now, or None where this is not one of the families, plain as they come."""
     try:
         read = _FAMILIES.get(model.config.model_type)
@@ -147,7 +147,7 @@ def _require(*facts: bool) -> None:
         raise _UnknownError
 
 
-def _llama(model: Any, config: Any) -> Network:
+def _llama(model: Any, config: Any) -> DecoderWeights:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     _require(config.hidden_act == "silu", window is None or window >= config.max_position_embeddings)
@@ -164,7 +164,7 @@ def _llama(model: Any, config: Any) -> Network:
         )
         for layer in body.layers
     ]
-    return Network(
+    return DecoderWeights(
         layers=layers,
         embedding=body.embed_tokens.weight.detach(),
         positions=None,
@@ -178,7 +178,7 @@ def _llama(model: Any, config: Any) -> Network:
     )
 
 
-def _gpt2(model: Any, config: Any) -> Network:
+def _gpt2(model: Any, config: Any) -> DecoderWeights:
     _require(not config.add_cross_attention, not config.scale_attn_by_inverse_layer_idx)
     body = model.transformer
     layers = [
@@ -192,7 +192,7 @@ def _gpt2(model: Any, config: Any) -> Network:
         )
         for layer in body.h
     ]
-    return Network(
+    return DecoderWeights(
         layers=layers,
         embedding=body.wte.weight.detach(),
         positions=body.wpe.weight.detach(),
@@ -205,7 +205,7 @@ def _gpt2(model: Any, config: Any) -> Network:
     )
 
 
-def _neox(model: Any, config: Any) -> Network:
+def _neox(model: Any, config: Any) -> DecoderWeights:
     body = model.gpt_neox
     layers = [
         Layer(
@@ -218,7 +218,7 @@ def _neox(model: Any, config: Any) -> Network:
         )
         for layer in body.layers
     ]
-    return Network(
+    return DecoderWeights(
         layers=layers,
         embedding=body.embed_in.weight.detach(),
         positions=None,
@@ -234,7 +234,7 @@ def _neox(model: Any, config: Any) -> Network:
     )
 
 
-_FAMILIES: dict[str, Callable[[Any, Any], Network]] = {
+_FAMILIES: dict[str, Callable[[Any, Any], DecoderWeights]] = {
     "llama": _llama, "mistral": _llama, "qwen2": _llama, "gpt2": _gpt2, "gpt_neox": _neox,
 }  # fmt: skip
 

@@ -28,8 +28,8 @@ from torch.nn.functional import gelu, pad
 
 from freenergy.core.files import atomic_write, fingerprint
 from freenergy.corpus.resources.fetch import cache_folder
-from freenergy.lm.decoding.drawing import BLOCK, Drawn
-from freenergy.lm.decoding.families import Activation, Affine, Network, Norm
+from freenergy.lm.decoding.drawing import BLOCK, DrawnTokens
+from freenergy.lm.decoding.families import Activation, Affine, DecoderWeights, Norm
 from freenergy.lm.decoding.memory import Memory
 
 _SOURCE, _PRODUCTS = (Path(__file__).with_name(name) for name in ("fused.cpp", "products.h"))
@@ -108,7 +108,7 @@ _PLAIN, _ADD, _GELU, _SWIGLU = range(4)  # what follows a product
 
 @final
 class Fused:
-    """As ``plain.Plain``, on activations [B, C, features, 64]."""
+    """As ``plain.PlainSteps``, on activations [B, C, features, 64]."""
 
     lanes: int | None = LANES
 
@@ -152,7 +152,7 @@ class Fused:
         self._product(h, product, x, _ADD)
 
     def attend(
-        self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "B C outputs lanes"]
+        self, network: DecoderWeights, memory: Memory, layer: int, qkv: Float[Tensor, "B C outputs lanes"]
     ) -> Float[Tensor, "B C HD lanes"]:
         """Attend from each candidate's new token to its context, past and itself; add it to the memory."""
         keys, values, t = memory.keys[layer], memory.values[layer], memory.filled
@@ -170,7 +170,7 @@ class Fused:
 
     def draw(
         self, hidden: Float[Tensor, "B C E lanes"], head: Affine, u: Float[Tensor, "B N"], is_traced: bool
-    ) -> Drawn:
+    ) -> DrawnTokens:
         """Draw a token for each candidate at u; logits exist for some blocks of candidates at a time."""
         (B, C, E, _), V, N = hidden.shape, head.weight.shape[1], u.shape[1]
         all_u = pad(u, (0, C * LANES - N)).view(B * C, LANES)
@@ -187,7 +187,7 @@ class Fused:
                 "fused_draw", *_matrix(head), x, at, len(x), E, V, logits, numbers, tokens[some], log_p[some], *seen,
             )  # fmt: skip
         found = [part.view(B, C * LANES)[:, :N].flatten() for part in (tokens, log_p, entropy, log_rank)]
-        drawn = Drawn(found[0], found[1], found[1])
+        drawn = DrawnTokens(found[0], found[1], found[1])
         return drawn if not is_traced else drawn._replace(entropy=found[2], log_rank=found[3])
 
     def _affine(self, x: Tensor, product: Affine, name: str, outputs: int, how: int) -> Tensor:

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from freenergy.core.sequences import Continuations
 from freenergy.lm.decoding import fused
-from freenergy.lm.decoding.families import Affine, Network, take_apart
-from freenergy.lm.decoding.plain import Plain
+from freenergy.lm.decoding.families import Affine, DecoderWeights, take_apart
+from freenergy.lm.decoding.plain import PlainSteps
 from freenergy.lm.decoding.sampling import rows_at_once
 from freenergy.lm.decoding.step import FastStepper, Kernels
 from freenergy.lm.network_steps import TOLERANCE, First, log_prob_whole, read, telling_example
@@ -31,9 +31,9 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, *, is_compiled: bool) -> None:
         self.model, self.is_compiled = model, is_compiled
         self._places: tuple[int, ...] = ()
-        self._network: Network | None = None
+        self._network: DecoderWeights | None = None
         self._state: tuple[int, ...] = ()  # of the weights that were copied
-        self._laid_out: Network | None = None
+        self._laid_out: DecoderWeights | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, compiled: bool = False) -> "Decoder | None":
@@ -50,7 +50,7 @@ class Decoder:
             return None
         with torch.no_grad():
             plain = log_prob_whole(model, x, rows=8)
-            if not decoder._gives(plain, x, Plain()):
+            if not decoder._gives(plain, x, PlainSteps()):
                 return None
             decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels)
             return decoder
@@ -64,7 +64,7 @@ class Decoder:
         """Return the faster ones for ``num`` candidates of each context."""
         weight = self.network.embedding
         fits = self.is_compiled and weight.device.type == "cpu" and weight.dtype == torch.float32
-        return (fused.kernels() if fits and num >= fused.FEWEST else None) or Plain()
+        return (fused.kernels() if fits and num >= fused.FEWEST else None) or PlainSteps()
 
     @property
     def knows_weights(self) -> bool:
@@ -72,13 +72,13 @@ class Decoder:
         return self._taken_apart() is not None
 
     @property
-    def network(self) -> Network:
+    def network(self) -> DecoderWeights:
         """Return the weights as they are now."""
         network = self._taken_apart()
         assert network is not None, "ask knows_weights first"
         return network
 
-    def _taken_apart(self) -> Network | None:
+    def _taken_apart(self) -> DecoderWeights | None:
         """Take the network apart again only where weights have moved; views stay right while they are written to."""
         if self._places != _places(self.model):
             self._network = take_apart(self.model)
@@ -91,7 +91,7 @@ class Decoder:
 
     def contexts_at_once(self, num: int, length: int) -> int:
         """Return the number of contexts per batch of ``num`` candidates; compiled steps allocate whole blocks."""
-        if not isinstance(self.kernels_for(num), Plain):
+        if not isinstance(self.kernels_for(num), PlainSteps):
             num = -(-num // fused.LANES) * fused.LANES
         return max(1, self.rows_at_once(length) // num)
 
@@ -100,12 +100,12 @@ class Decoder:
         network = self.network
 
         def stepper(num: int) -> FastStepper:
-            kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else Plain()
+            kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else PlainSteps()
             return FastStepper(self._by_output(network), first, num, length, layers, kernels)
 
         return stepper
 
-    def _by_output(self, network: Network) -> Network:
+    def _by_output(self, network: DecoderWeights) -> DecoderWeights:
         """Return the weights as a CPU multiplies them fastest; copies are kept while the weights do not change."""
         if network.device.type != "cpu":
             return network

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.lm.decoding.families import Network
+from freenergy.lm.decoding.families import DecoderWeights
 from freenergy.lm.shared_prefix import Prefix
 
 _STRETCH = 16  # tokens at most: what is not yet filled is multiplied too
@@ -41,7 +41,9 @@ class Memory:
     filled: int = 0
 
     @classmethod
-    def after(cls, prefix: Prefix, network: Network, num: int, length: int, *, lanes: int | None = None) -> "Memory":
+    def after(
+        cls, prefix: Prefix, network: DecoderWeights, num: int, length: int, *, lanes: int | None = None
+    ) -> "Memory":
         """Start with the contexts alone; ``lanes`` candidates in a block, or none of them where it is None."""
         B, K, P, D = prefix.keys[0].shape
         S, W = stretches(length)
@@ -80,7 +82,7 @@ def stretches(length: int) -> tuple[int, int]:
     return S, -(-length // S)
 
 
-def _angles(network: Network, lengths: Int[Tensor, " B"], length: int) -> tuple[Tensor, Tensor] | None:
+def _angles(network: DecoderWeights, lengths: Int[Tensor, " B"], length: int) -> tuple[Tensor, Tensor] | None:
     if network.rotation is None:
         return None
     places = torch.arange(length, device=lengths.device).unsqueeze(1) + lengths

@@ -17,12 +17,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
-from freenergy.lm.decoding.families import Activation, Affine, Network, Norm, is_by_feature
+from freenergy.lm.decoding.families import Activation, Affine, DecoderWeights, Norm, is_by_feature
 from freenergy.lm.decoding.memory import Memory
 
 
 @final
-class Plain:
+class PlainSteps:
     """All that a step does, on activations [R, features]."""
 
     lanes: int | None = None
@@ -55,7 +55,7 @@ class Plain:
         product.add_to(x, h)
 
     def attend(
-        self, network: Network, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]
+        self, network: DecoderWeights, memory: Memory, layer: int, qkv: Float[Tensor, "R outputs"]
     ) -> Float[Tensor, "R HD"]:
         """Attend from each row's new token to its context, past and itself; add it to the memory."""
         keys, values, t = memory.keys[layer], memory.values[layer], memory.filled

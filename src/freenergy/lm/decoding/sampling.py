@@ -19,7 +19,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.lm.activations import Trace
 from freenergy.lm.decoding import drawing
-from freenergy.lm.decoding.families import Network
+from freenergy.lm.decoding.families import DecoderWeights
 from freenergy.lm.decoding.fused import LANES, Fused
 from freenergy.lm.decoding.memory import stretches
 from freenergy.lm.decoding.step import FastStepper
@@ -29,7 +29,7 @@ _MEMORY = 3 * 2**28  # bytes for the keys and values of the candidates that are 
 _ROWS = 512  # candidates at once where memory allows
 
 
-def rows_at_once(network: Network, length: int) -> int:
+def rows_at_once(network: DecoderWeights, length: int) -> int:
     """Return how many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
     keys = network.groups * network.width * len(network.layers) * math.prod(stretches(length))
     rows = max(1, min(_ROWS, _MEMORY // (2 * keys * network.embedding.element_size())))
@@ -129,7 +129,7 @@ class _Walk:
             parts.append(drawing.draw(logits, self._truncation, pick, self._is_traced))
         return self._keep(t, parts)
 
-    def _keep(self, t: int, parts: list[drawing.Drawn]) -> Int[Tensor, "B N"]:
+    def _keep(self, t: int, parts: list[drawing.DrawnTokens]) -> Int[Tensor, "B N"]:
         B, N, _ = self._tokens.shape
         for column, name in enumerate(("log_base", "log_proposal", "entropy", "log_rank")):
             values = [getattr(part, name) for part in parts]

@@ -15,14 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.truncation import normalised
-from freenergy.lm.decoding.families import Layer, Network
+from freenergy.lm.decoding.families import DecoderWeights, Layer
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.memory import Memory
-from freenergy.lm.decoding.plain import Plain
+from freenergy.lm.decoding.plain import PlainSteps
 from freenergy.lm.network_steps import First
 from freenergy.lm.stepping import exchanged
 
-Kernels = Plain | Fused  # the parts of a step; each has activations laid out in its own way
+Kernels = PlainSteps | Fused  # the parts of a step; each has activations laid out in its own way
 
 
 @final
@@ -31,14 +31,14 @@ class FastStepper:
 
     def __init__(
         self,
-        network: Network,
+        network: DecoderWeights,
         first: First,
         num: int,
         length: int,
         layers: tuple[int, ...] = (),
         kernels: Kernels | None = None,
     ) -> None:
-        self.network, self.kernels, self.layers = network, kernels or Plain(), layers
+        self.network, self.kernels, self.layers = network, kernels or PlainSteps(), layers
         self.log_first, self.shape = first.log_p, (len(first.log_p), num)
         self.memory = Memory.after(first.prefix, network, num, length, lanes=self.kernels.lanes)
         self.states = first.states.unsqueeze(1)

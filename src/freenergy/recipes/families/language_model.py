@@ -79,10 +79,10 @@ class LanguageModelRecipe(NetworkRecipe[TrainedBase]):
     def domain(self, run: Run[Any], progress: Progress) -> Domain:
         """Returns the network's text."""
         from freenergy.lm.load import locate_model
-        from freenergy.recipes.stages.text_domain import Text
+        from freenergy.recipes.stages.text_domain import TextDomain
 
         start = locate_model(self.base.start, progress) if self.base.start else None
-        return Text(self, _corpus(run.finished("corpus")["key"], run.stage("corpus")), start)
+        return TextDomain(self, _corpus(run.finished("corpus")["key"], run.stage("corpus")), start)
 
     def learning_inputs(self, progress: Progress) -> Any:
         """Returns the sizes of the network, or the checkpoint that it begins as."""

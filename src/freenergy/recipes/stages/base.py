@@ -46,7 +46,7 @@ def _check_ranks(settings: TrainedBase) -> None:
     ranks = Ranks.found()
     if settings.memory and ranks.count > 1:
         raise UserError(
-            f"a memory goes on from step to step in one place, and {ranks.count} ranks were started: set base.memory "
+            f"a memory continues from step to step in one place, and {ranks.count} ranks were started: set base.memory "
             "to 0, or train on one rank"
         )
     ranks.share(settings.optimisation.accumulate, "base.optimisation")

@@ -1,4 +1,4 @@
-"""``freenergy distil``: a copy of a run's base, tuned until plain sampling comes near to the joint model.
+"""``freenergy distil``: a copy of a run's base, tuned until plain sampling comes near to the residual model.
 
     OUT/config.json, model.safetensors, tokenizer.json, …    a Hugging Face checkpoint
     OUT/distilled.json                                       what it is worth
@@ -66,7 +66,7 @@ _SILENT = Silent()
 
 
 def distil(folder: str | Path, settings: Distilling, out: str | Path, progress: Progress = _SILENT) -> dict[str, Any]:
-    """Tune a copy of a run's base towards its joint model; what ``distilled.json`` says is returned.
+    """Tune a copy of a run's base towards its residual model; what ``distilled.json`` says is returned.
 
     It is a stage of the run in a folder of the user: what is done is read, and what was interrupted resumes and ends
     with the same bits.
@@ -86,8 +86,8 @@ def _plan(settings: Distilling, run: ResidualRun, progress: Progress) -> Plan:
 def _check_run(run: ResidualRun) -> None:
     if run.recipe.energy is None:
         raise UserError(
-            f"the run in {run.folder} has no energy, so there is no joint model to distil: add an [energy] section to "
-            "its recipe and run it again"
+            f"the run in {run.folder} has no energy, so there is no residual model to distil: add an [energy] section "
+            "to its recipe and run it again"
         )
     if isinstance(run.recipe.base, NgramBase | RemoteBase):
         raise UserError(
@@ -116,7 +116,7 @@ def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progres
     )
     policy, chosen = train_policy(task, work / "training", progress)
     measured = _Measuring(run, corpus, joint, policy, work, rng.child("measuring"), progress)
-    told = {
+    summary = {
         "split": run.recipe.evaluation.split,
         "settings": asdict(settings),
         "training": _training(task, chosen, work / "training" / _METRICS),
@@ -125,12 +125,12 @@ def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progres
             fingerprint([[run.finished(name)["key"] for name in _AFTER], asdict(settings), chosen.step]),
         ),
     }
-    told["verdict"] = together(_verdict(told, chosen), told["verdict"])
+    summary["verdict"] = together(_verdict(summary, chosen), summary["verdict"])
     save_checkpoint(policy.model, work / "model", eos=base.eos, tokenizer=corpus.tokenizer)
     for path in sorted((work / "model").iterdir()):
         path.replace(out / path.name)
     write_text(out / _METRICS, (work / "training" / _METRICS).read_text())
-    write_json(out / RESULT, told)
+    write_json(out / RESULT, summary)
 
 
 def _held_out(run: ResidualRun, corpus: Corpus, joint: ResidualModel, most: int) -> Scored:
@@ -155,7 +155,7 @@ def _training(task: DistilTask, chosen: Proposal, metrics: Path) -> dict[str, An
 
 @final
 class _Measuring:
-    """Base and policy on the windows that the run's joint model is measured on; everything slow is kept in files."""
+    """Base and policy on the windows that the run's residual model is measured on; everything slow is kept in files."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Measuring:
         return torch.cat(found)
 
     def _perplexity(self, of_base: PolicyScores, counts: Counts) -> dict[str, Any]:
-        """Of base and policy on the windows of the evaluation, beside the joint model's certificate on its own."""
+        """Of base and policy on the windows of the evaluation, next to the residual model's certificate on its own."""
         wanted, rng = self.run.recipe.evaluation.windows, Rng(self.run.recipe.seed).child("evaluation", "windows")
         rows = choose_windows(len(self.windows), wanted, self.split, rng)
         on_rows = Counts.of(self.windows.continuations(rows), self.windows.documents[rows], self.corpus.tokenizer)
@@ -239,15 +239,16 @@ class _Measuring:
         }
 
 
-def _verdict(told: dict[str, Any], chosen: Proposal) -> str:
+def _verdict(summary: dict[str, Any], chosen: Proposal) -> str:
     """What distilling has not done."""
     if not chosen.step:
-        return (
-            "no step came nearer to the joint model than the base: take more draws or steps, or a lower learning rate"
-        )
-    low, (_, most) = told["kl"]["less"]["interval"][0], told["perplexity"]["distilled"]["against_base"]["interval"]
+        return "no step came nearer to the model than the base: take more draws or steps, or a lower learning rate"
+    low, (_, most) = (
+        summary["kl"]["less"]["interval"][0],
+        summary["perplexity"]["distilled"]["against_base"]["interval"],
+    )
     if low is None:
-        return "the text is one document, so no interval of the KL can be told"
+        return "the text is one document, so the KL has no interval"
     return together(
         "" if low > 0 else "the interval of the KL's fall holds 0: no gain is shown",
         "perplexity on the text itself has risen" if most is not None and most < 0 else "",

@@ -70,7 +70,7 @@ def evaluate(
     *,
     workers: WorkerPool = _IN_PROCESS,
 ) -> dict[str, Any]:
-    """Measure a run's joint model, or read what was measured before; docs/evaluation.md tells of the result."""
+    """Measure a run's residual model, or read what was measured before; docs/evaluation.md describes the result."""
     this = load_text_run(folder, workers)
     if this.recipe.energy is None:
         raise UserError(

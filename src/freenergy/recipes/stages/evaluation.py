@@ -1,4 +1,4 @@
-"""Stage ``evaluation``: how good base, joint model and baselines are on held-out text, and what they write."""
+"""Stage ``evaluation``: how good base, residual model and baselines are on held-out text, and what they write."""
 
 from functools import partial
 from pathlib import Path

@@ -44,7 +44,7 @@ _ROWS = 8  # blocks read at once
 
 
 @final
-class Text:
+class TextDomain:
     """A causal language model on a corpus."""
 
     def __init__(self, recipe: LanguageModelRecipe, corpus: Corpus, start: Path | None) -> None:
@@ -140,7 +140,7 @@ class Text:
         return nats, tokens
 
     def _resampled(self, network: Network, rng: Rng, progress: Progress) -> dict[str, float | None]:
-        """Perplexity of windows: of the network, and of the joint model with the energy of its logits."""
+        """Perplexity of windows: of the network, and of the residual model with the energy of its logits."""
         windows = self.corpus.windows(self.settings.split)
         rows = choose_windows(len(windows), self.settings.certified_windows, self.settings.split, rng.child("windows"))
         model: Any = copy.deepcopy(network.module)  # what measures it freezes it

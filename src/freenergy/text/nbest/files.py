@@ -51,7 +51,7 @@ def rank_file(
 ) -> dict[str, Any]:
     """Rank every list of a JSON-lines file; see docs/ranking.md for the file and for what comes back.
 
-    With ``out`` the ranked lists are written there, and a killed call goes on where it was; else they are in the
+    With ``out`` the ranked lists are written there, and a killed call resumes where it was; else they are in the
     result. ``tune`` names another file, whose lists have references or errors, to find the weights on; ``weights`` are
     where that begins, and otherwise the weights.
     """
@@ -94,7 +94,7 @@ def _check(path: Path, out: Path | None, tune: Path | None, resamples: int, rest
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """Where scores are kept while they are made: beside the result, for the same call after a crash."""
+    """Where scores are kept while they are made: next to the result, for the same call after a crash."""
     if out is None:
         with TemporaryDirectory() as passing:
             yield Path(passing)

@@ -136,7 +136,9 @@ def _label(value: Any, what: str, where: str) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
-        raise UserError(f"{where} has a number in {what} that is not finite, which JSON cannot say: mend it") from None
+        raise UserError(
+            f"{where} has a number in {what} that is not finite, which JSON cannot represent: replace it"
+        ) from None
     return value
 
 

@@ -1,4 +1,4 @@
-"""What there is to say of a file's lists beside their ranks: counts, and the first place where something is odd."""
+"""What there is to say of a file's lists apart from their ranks: counts, and the first place where something is odd."""
 
 from pathlib import Path
 from typing import final

@@ -3,8 +3,8 @@
     FILE.jsonl  →  FOLDER/<fingerprint>.jsonl: a line a list, with the ranking of its candidates
 
 Lists are scored one at a time, so a list's numbers do not depend on its neighbours and nothing is held but the list at
-hand. A killed scoring goes on after its last whole line and ends with the same bits. The fingerprint names the file and
-settings and, by its scores of the first list, the model: what another one has scored is not taken for ours.
+hand. A killed scoring resumes after its last complete line and ends with the same bits. The fingerprint names the file
+and settings and, by its scores of the first list, the model: what another one has scored is not taken for ours.
 """
 
 import json

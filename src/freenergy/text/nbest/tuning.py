@@ -84,7 +84,7 @@ class Development:
 def tune(
     development: Development, combination: Combination, rng: Rng, *, restarts: int = 8, progress: Progress = _SILENT
 ) -> dict[str, float]:
-    """Weights with the fewest errors found; the base's is told as 1, or the largest where the base's is not above 0."""
+    """Find weights with few errors; the base's is reported as 1, or the largest where the base's is not above 0."""
     scale, start = development.scale(), combination.vector
     scaled = Development(development.terms / scale, development.errors, development.there, development.units)
     origin = start * scale  # in units of the spread, where all directions are alike
@@ -111,7 +111,7 @@ def _descended(development: Development, weights: Float[np.ndarray, " K"], rng: 
         before = total
         for direction in [*np.eye(K), *rng.child(around).normal(K, K).numpy()]:
             moved = weights + best_step(development, weights, direction) * direction
-            if _fewer(development.total(moved), total):  # counted anew: rounding may have moved a step
+            if _fewer(development.total(moved), total):  # counted again: rounding may have moved a step
                 weights, total = moved, development.total(moved)
         if total == before:
             break

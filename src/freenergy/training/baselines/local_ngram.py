@@ -99,7 +99,7 @@ class _Some(NamedTuple):
 
 
 @final
-class _Problem:
+class _LocalProblem:
     """Minus the mean log-likelihood of validation windows, with its slope and curvature."""
 
     def __init__(
@@ -161,7 +161,7 @@ def fit_ngram_weights(
 ) -> dict[str, float | int | bool | dict[str, float]]:
     """Set the weights to the maximum of the likelihood of ``x``; ``read`` is that of the law that is corrected."""
     with progress.track("fitting n-gram weights", None, "passes") as advance:
-        problem = _Problem(ngram, read, x, lambda: advance(1))
+        problem = _LocalProblem(ngram, read, x, lambda: advance(1))
         start = np.zeros(len(ngram.names))
         before_fit = problem.value_and_slope(start)[0]
         found = minimize(

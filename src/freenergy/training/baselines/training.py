@@ -30,7 +30,7 @@ from freenergy.training.baselines.reading import Places
 from freenergy.training.baselines.residual import ResidualLM
 from freenergy.training.baselines.settings import BalmBaseline, LocalBaseline, LongerBaseline, RalmBaseline
 from freenergy.training.lm_loss import LanguageModelLoss
-from freenergy.training.loop import Step, fit_watched
+from freenergy.training.loop import StepRecord, fit_watched
 from freenergy.training.task import Task, Validation
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 from freenergy.training.tasks.language_model import training_summary
@@ -141,11 +141,11 @@ def check_block(settings: Trained, corpus: Corpus, longest: int | None) -> None:
         )
 
 
-def _metered(path: Path) -> Callable[[Step], str]:
+def _metered(path: Path) -> Callable[[StepRecord], str]:
     """The live line; on the way it writes down the CPU time of every step, so that a kill loses none of it."""
     last = time.process_time()
 
-    def line(record: Step) -> str:
+    def line(record: StepRecord) -> str:
         nonlocal last
         now = time.process_time()
         with path.open("a") as file:

@@ -26,10 +26,10 @@ from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_batches, energies_of
 from freenergy.energies.module import LogBaseEnergy
 from freenergy.partition import certified_gain
-from freenergy.training.contrastive_batches import Batch, Contrast, StoredContrast, cut, cuts, scores_of
+from freenergy.training.contrastive_batches import Contrast, ContrastiveBatch, StoredContrast, cut, cuts, scores_of
 from freenergy.training.epoch_order import Shuffled
 from freenergy.training.feature_cache import own_energies
-from freenergy.training.loop import Step
+from freenergy.training.loop import StepRecord
 from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
 from freenergy.training.task import Validation, parameter_groups
@@ -48,7 +48,7 @@ class Offset:
     validation: Float[Tensor, "W held_out"]
 
     @torch.no_grad()
-    def of(self, batch: Batch) -> Float[Tensor, "B N"]:
+    def of(self, batch: ContrastiveBatch) -> Float[Tensor, "B N"]:
         """E of a training batch; its data stand in the training text and are not looked up there."""
         if self.train is not None and batch.columns is not None:
             return self.train[batch.index.unsqueeze(1), batch.columns]
@@ -67,7 +67,7 @@ class BaseNumbers:
         self._energy, self._data = energy, torch.full((windows,), torch.nan, dtype=torch.float64)
         self._held_out: dict[str, Tensor] = {}
 
-    def of(self, batch: Batch) -> dict[str, Float[Tensor, "batch candidates"]]:
+    def of(self, batch: ContrastiveBatch) -> dict[str, Float[Tensor, "batch candidates"]]:
         """Data first, as in the batch; nothing where the negatives are cut, as they were not drawn so."""
         if batch.log_base is None:
             return {}
@@ -161,7 +161,7 @@ class ContrastiveTask:
         E = energies_in_batches(self.energy, self.held_out, batch_size=rows, where="validation", known=known)
         return validation_of(E if self.offset is None else E + self.offset.validation, self.objective)
 
-    def _cut(self, batch: Batch, rng: Rng) -> Batch:
+    def _cut(self, batch: ContrastiveBatch, rng: Rng) -> ContrastiveBatch:
         """The batch at a random one of the lengths."""
         if len(self.cuts) == 1:
             return batch
@@ -169,7 +169,7 @@ class ContrastiveTask:
         index, is_whole = batch.index + which * len(self.train), which == len(self.cuts) - 1
         x = cut(batch.x, self.cuts[which])
         if not is_whole:
-            return Batch(x, index, batch.columns)
+            return ContrastiveBatch(x, index, batch.columns)
         return replace(batch, x=x, index=index)
 
 
@@ -194,7 +194,7 @@ class Watch:
         self._held_out = ""
         self._rate = 0.0
 
-    def line(self, record: Step) -> str:
+    def line(self, record: StepRecord) -> str:
         """Returns loss, accuracies, energies, certified gain, pairs per second."""
         now = self._pairs / max(record.seconds, 1e-9)
         self._rate = now if not self._rate else 0.9 * self._rate + 0.1 * now
@@ -213,7 +213,7 @@ class Watch:
         """Converts a gain in nats per sequence to a change of perplexity."""
         return 100 * (math.exp(min(-gain / self._tokens, _MAX_NATS)) - 1)
 
-    def _hint(self, record: Step) -> None:
+    def _hint(self, record: StepRecord) -> None:
         """Prints one hint when held-out accuracy is still at chance."""
         m, pairs = record.validation_metrics, record.step * self._pairs
         at_chance = -(record.validation or 0.0) < 2 * m["gain_error"] and m["pair_accuracy"] < 0.55

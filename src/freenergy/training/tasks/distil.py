@@ -45,7 +45,7 @@ from freenergy.lm.presets import set_dropout
 from freenergy.models.residual import Residual
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.epoch_order import Shuffled
-from freenergy.training.loop import Step, fit_watched
+from freenergy.training.loop import StepRecord, fit_watched
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Validation
 
@@ -250,7 +250,7 @@ def network(base: LanguageModel) -> HuggingFaceLM:
 def train_policy(task: DistilTask, folder: Path, progress: Progress) -> tuple[HuggingFaceLM, Proposal]:
     """Trains, or resumes training, in ``folder``; returns the policy that was closest to P, or else the base."""
 
-    def line(record: Step) -> str:
+    def line(record: StepRecord) -> str:
         before, now = task.proposals.first.kl, task.proposals.last().kl
         return f"effective {record.metrics['ess']:.1f} of {task.settings.draws} draws, KL {before:.2f} → {now:.2f} nats"
 
