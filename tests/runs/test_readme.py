@@ -128,3 +128,9 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_index_of_papers_names_files_that_exist():
+    named = re.findall(r"`([a-z_]+/[\w/]*(?:\.py)?)`", (ROOT / "docs" / "paper_index.md").read_text())
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / "src" / "freenergy" / path).exists()] == []

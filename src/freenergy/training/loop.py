@@ -5,8 +5,8 @@
 
 A task says what its loss is and how good it is; the loop does the rest and yields a record per step. Micro-batch m of
 step s draws all its randomness from ``rng.child("step", s).child("micro", m)``, so a killed run resumes from its last
-checkpoint and ends with the same bits, and several ranks (``training.ranks``) do together what one would have done. The
-first of them writes. Asked to stop, all end after the step in hand, with a checkpoint.
+checkpoint and ends with the same bits, and several ranks (``training.distributed``) do together what one would have
+done. The first of them writes. Asked to stop, all end after the step in hand, with a checkpoint.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Knobs that would change the law in a way that this server does not know are accepted at rest and refused otherwise: a
 text from another law than the one asked for would be worse than none. Fields that vLLM and llama.cpp add are known as
-far as ``base.remote`` sends them.
+far as ``lm.remote`` sends them.
 """
 
 import json
