@@ -207,6 +207,6 @@ def test_kill_9_ends_with_the_same_bits(finished, distilled, tmp_path, fork):
 
 
 def bits(folder):
-    """Every file but the lock and the record of times."""
-    skipped = {".lock", "metrics.jsonl"}
+    """Every file but the lock and the records of times."""
+    skipped = {".lock", "metrics.jsonl", "stage.json"}
     return {path.name: file_hash(path) for path in folder.rglob("*") if path.is_file() and path.name not in skipped}
