@@ -8,10 +8,11 @@ from freenergy.core.files import file_hash
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
-from freenergy.lm.load import load_lm
 from freenergy.models.residual import no_energy
 from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.energy import MODEL
+from freenergy.recipes.stages.language_models import load_base as load_run_base
+from freenergy.recipes.stages.language_models import rung_names
 from freenergy.text.model import RECORD as JOINT
 from freenergy.text.model import ResidualModel
 
@@ -30,10 +31,10 @@ def load(folder: str | Path) -> ResidualModel:
     run = load_text_run(folder)
     if run.recipe.energy is None:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
-    run.finished("base")
+    run.finished(rung_names(run)[-1])
     run.finished("energy")
     corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
-    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    lm = load_run_base(run, corpus)
     energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
     return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, max_context=corpus.prefix)
 
@@ -41,9 +42,9 @@ def load(folder: str | Path) -> ResidualModel:
 def load_base(folder: str | Path) -> Base:
     """The language model of a run, with its tokenizer."""
     run = load_text_run(folder)
-    run.finished("base")
-    tokenizer = Corpus.open(run.stage("corpus")).tokenizer
-    return Base(load_lm(run.stage("base"), tokenizer), tokenizer)
+    run.finished(rung_names(run)[-1])
+    corpus = Corpus.open(run.stage("corpus"))
+    return Base(load_run_base(run, corpus), corpus.tokenizer)
 
 
 def load_or_base(folder: str | Path) -> ResidualModel:
@@ -60,4 +61,5 @@ def model_key(folder: str | Path) -> list[str]:
     if (folder / JOINT).is_file():
         return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
     run = load_text_run(folder)
-    return [run.finished(name)["key"] for name in ("base", "energy") if name == "base" or run.recipe.energy is not None]
+    energy = () if run.recipe.energy is None else ("energy",)
+    return [run.finished(name)["key"] for name in (rung_names(run)[-1], *energy)]

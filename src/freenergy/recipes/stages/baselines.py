@@ -11,9 +11,9 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
-from freenergy.lm.load import load_lm
 from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.recipes.stages.language_models import NETWORKS, load_network
 from freenergy.runs.run import Plan, Stage
 from freenergy.training.baselines.settings import BalmBaseline, BaselineSettings, LocalBaseline
 from freenergy.training.distributed.ranks import Ranks
@@ -76,7 +76,7 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     from freenergy.training.baselines.making import make_baseline
 
     corpus = Corpus.open(run.stage("corpus"))
-    base = load_lm(run.stage("base"), corpus.tokenizer)
+    base = load_network(run, corpus)
     records = {}
     for settings in run.recipe.baselines:
         rng, name = Rng(run.recipe.seed).child("baselines", settings.name), settings.name
@@ -91,7 +91,7 @@ def open_baselines(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]
     from freenergy.training.baselines.making import open_baseline
 
     run.finished("baselines")
-    base = load_lm(run.stage("base"), corpus.tokenizer)
+    base = load_network(run, corpus)
     folder = run.stage("baselines")
     return {each.name: open_baseline(each, base, folder / each.name) for each in run.recipe.baselines}
 
@@ -104,4 +104,4 @@ def baseline_records(run: ResidualRun) -> dict[str, dict[str, Any]]:
     return {each.name: read_json(run.stage("baselines") / each.name / RECORD) for each in run.recipe.baselines}
 
 
-STAGE = Stage("baselines", _plan, after=("base",))
+STAGE = Stage("baselines", _plan, after=NETWORKS)

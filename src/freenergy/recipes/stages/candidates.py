@@ -12,10 +12,10 @@ from freenergy.core.rng import Rng
 from freenergy.core.truncation import ANCESTRAL
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
-from freenergy.lm.load import load_lm
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.given_text import measured_windows
+from freenergy.recipes.stages.language_models import RUNGS, load_base
 from freenergy.recipes.stages.negatives import BASE_ALONE, from_base, identify
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
@@ -36,7 +36,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
-    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    lm = load_base(run, corpus)
     num = settings.certified_windows
     draw_candidates(Opened(run, corpus, lm), folder, num, _identity(run, corpus), progress)
     windows = min(num, len(corpus.windows(settings.split)))
@@ -69,4 +69,4 @@ def _identity(run: ResidualRun, corpus: Corpus) -> Identity:
     return identify(run, corpus, settings.split, settings.candidates - 1, BASE_ALONE)
 
 
-STAGE = Stage("candidates", _plan, after=("base",))
+STAGE = Stage("candidates", _plan, after=RUNGS)

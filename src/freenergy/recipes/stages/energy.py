@@ -16,11 +16,11 @@ from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.load import load_energy
 from freenergy.energies.settings import EnergySettings
-from freenergy.lm.load import load_lm
 from freenergy.models.residual import Residual
 from freenergy.noise.settings import NegativeSettings
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.language_models import load_base
 from freenergy.recipes.stages.negatives import chosen_windows, make_noise, stored_identity, stored_splits
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
@@ -64,7 +64,7 @@ def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Pr
     from freenergy.training.fitting import train_energy
 
     corpus = Corpus.open(run.stage("corpus"))
-    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    lm = load_base(run, corpus)
     stored = {split: _stored(run, corpus, split) for split in stored_splits(run)}
     law = _law(run.recipe.negatives, lm, corpus)
     train = stored.get("train") or FreshContrast(

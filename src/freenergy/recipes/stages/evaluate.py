@@ -22,7 +22,6 @@ from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import Subject
-from freenergy.lm.load import load_lm
 from freenergy.noise.store import Identity, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_text_run
@@ -36,6 +35,7 @@ from freenergy.recipes.stages.evaluation import (
     residual_subject,
 )
 from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
+from freenergy.recipes.stages.language_models import load_base, rung_names
 from freenergy.recipes.stages.negatives import BASE_ALONE, identify
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Step, is_current, run, working_in
@@ -81,7 +81,7 @@ def evaluate(
         raise UserError(f"the recipe of {folder} has no baselines: leave --baselines out, or add [[baselines]] to it")
     if request.texts and request.split is not None:
         raise UserError(f"a text has no split {request.split!r}: leave --split out, or --text")
-    for name in ("corpus", "base", "energy", *(("baselines",) if request.baselines else ())):
+    for name in ("corpus", *rung_names(this), "energy", *(("baselines",) if request.baselines else ())):
         this.finished(name)
     return _own(this, progress) if request.is_plain else _other(this, request, progress)
 
@@ -123,7 +123,7 @@ def _measured(
     read = ("energy", "baselines") if request.baselines else ("energy",)
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
-        opened = Opened(this, corpus, load_lm(this.stage("base"), corpus.tokenizer))
+        opened = Opened(this, corpus, load_base(this, corpus))
         draw_candidates(opened, root / draws, num, identity, progress)
         arguments = folder.name, draws, identity, request.baselines
         summary = measured(this, _shards(opened, *arguments), job(this, _shards, read, *arguments), progress)

@@ -15,11 +15,11 @@ from freenergy.energies.load import load_energy
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import ResidualSubject, Subject, measure
-from freenergy.lm.load import load_lm
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.energy import MODEL
+from freenergy.recipes.stages.language_models import RUNGS, load_base
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
@@ -33,7 +33,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
-    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    lm = load_base(run, corpus)
     summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
     write_json(folder / SUMMARY, summary)
     return summary
@@ -41,7 +41,7 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
 
 def read_stages(run: ResidualRun) -> tuple[str, ...]:
     """Return the stages of a run that an evaluation reads, apart from its base."""
-    return tuple(stage.name for stage in run.recipe.stages() if stage.name in STAGE.after and stage.name != "base")
+    return tuple(stage.name for stage in run.recipe.stages() if stage.name in STAGE.after and stage.name not in RUNGS)
 
 
 def measured(run: ResidualRun, shards: EvaluationShards, work: ShardJob, progress: Progress) -> dict[str, Any]:
@@ -107,4 +107,4 @@ def read_summary(run: ResidualRun, folder: Path) -> dict[str, Any]:
 
 
 _TIMES = ("seconds", "cpu_seconds")
-STAGE = Stage("evaluation", _plan, after=("base", "energy", "candidates", "baselines"))
+STAGE = Stage("evaluation", _plan, after=(*RUNGS, "energy", "candidates", "baselines"))

@@ -15,12 +15,13 @@ from freenergy.core.roles import LanguageModel, Noise
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
-from freenergy.lm.load import RECORD, load_lm
+from freenergy.lm.load import RECORD
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.noise.store import Identity, NegativeShards
 from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.language_models import RUNGS, base_folder, load_base
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
@@ -47,7 +48,7 @@ def _mark(model: str) -> str:
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
-    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    lm = load_base(run, corpus)
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
     if settings.is_relative:
         progress.say(
@@ -82,7 +83,7 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
 def identify(run: ResidualRun, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
     """What negatives of a split are made of."""
     return Identity(
-        lm=str(read_json(run.stage("base") / RECORD)["fingerprint"]),
+        lm=str(read_json(base_folder(run) / RECORD)["fingerprint"]),
         tokenizer=corpus.tokenizer.fingerprint,
         corpus=corpus.fingerprint,
         split=split,
@@ -165,4 +166,4 @@ def _learned(settings: LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> N
     return Learned(policy, policy.model, lm, corpus.space, rate=settings.rate)
 
 
-STAGE = Stage("negatives", _plan, after=("base",))
+STAGE = Stage("negatives", _plan, after=RUNGS)

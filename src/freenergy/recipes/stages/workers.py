@@ -13,9 +13,9 @@ from freenergy.core.files import fingerprint, host
 from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import ShardJob, ShardMaker
 from freenergy.corpus import Corpus
-from freenergy.lm.load import load_lm
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
+from freenergy.recipes.stages.language_models import load_base, rung_names
 
 _RECIPE = "recipe"
 Marks = tuple[tuple[str, str], ...]  # the recipe's fingerprint, and the keys of finished stages
@@ -37,7 +37,7 @@ def job(
 
 
 def _marks(run: ResidualRun, after: tuple[str, ...]) -> Marks:
-    keys = [(name, str(run.finished(name)["key"])) for name in ("base", *after)]
+    keys = [(name, str(run.finished(name)["key"])) for name in (rung_names(run)[-1], *after)]
     return ((_RECIPE, fingerprint(run.recipe.to_json())), *keys)
 
 
@@ -58,4 +58,4 @@ def _models(folder: Path, base: tuple[str, str]) -> tuple[Corpus, LanguageModel]
     """``base`` names what is there now."""
     run = load_run(folder)
     corpus = Corpus.open(run.stage("corpus"))
-    return corpus, load_lm(run.stage("base"), corpus.tokenizer)
+    return corpus, load_base(run, corpus)
