@@ -69,21 +69,21 @@ class LogPartition:
 
     def verdicts(self) -> list[str]:
         """Return for each context why its estimates should not be believed, or an empty string."""
-        rows = zip(*(values.tolist() for values in self._diagnostics()), strict=True)
-        return [_verdict(*row) for row in rows]
+        numbers = (self.draws, self.ess, self.largest_share, self.spread, self.k_hat)
+        return [_verdict(*row) for row in zip(*(values.tolist() for values in numbers), strict=True)]
 
     def verdict(self) -> str:
         """Return one sentence on all contexts; empty where nothing speaks against believing them."""
-        reasons = Counter(reason for reason in self.verdicts() if reason)
-        if not reasons:
-            return ""
-        B, bad, (most, count) = len(self.draws), reasons.total(), reasons.most_common(1)[0]
+        B, (bad, why) = len(self.draws), main_reason(self.verdicts())
         where = "" if B == 1 else f" in {bad} of {B} contexts"
-        why = most if count == bad else f"{most} ({count}) and other reasons"
-        return f"log Z and its upper estimate are not to be trusted{where}: {why}; {_REMEDY}"
+        return f"log Z and its upper estimate are not to be trusted{where}: {why}; {_REMEDY}" if bad else ""
 
-    def _diagnostics(self) -> tuple[Tensor, ...]:
-        return self.draws, self.ess, self.largest_share, self.spread, self.k_hat
+
+def main_reason(verdicts: list[str]) -> tuple[int, str]:
+    """Return how many verdicts are not empty, and the most frequent of them in words."""
+    reasons = Counter(filter(None, verdicts))
+    most, count = reasons.most_common(1)[0] if reasons else ("", 0)
+    return reasons.total(), most if count == reasons.total() else f"{most} ({count}) and other reasons"
 
 
 def heaviest_tail(n: int) -> float:
