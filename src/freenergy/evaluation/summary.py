@@ -21,7 +21,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
-from freenergy.evaluation.baselines import Compared, compare
+from freenergy.evaluation.bootstrap import Compared, compare
 from freenergy.evaluation.certified import residual_report, together
 from freenergy.evaluation.examples import base_samples, picked
 from freenergy.evaluation.figure_numbers import densities, draws_curve
