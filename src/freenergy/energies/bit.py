@@ -28,16 +28,7 @@ from freenergy.energies.batching import ahead, in_batches, portions, rows_in_bat
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
 from freenergy.energies.pooling import Readout
 from freenergy.energies.retokenize import Apart, Crossing, Together, no_room
-from freenergy.energies.saving import (
-    copied,
-    fill,
-    headless,
-    network_of,
-    read_record,
-    rebuilt,
-    saved,
-    without_head,
-)
+from freenergy.energies.saving import copied, fill, headless, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
 from freenergy.energies.trunk import States, Trunk, readable
 from freenergy.lm.load import locate_model

@@ -32,11 +32,7 @@ _TRUNK = "trunk"
 
 @contextmanager
 def saved(
-    folder: str | Path,
-    module: nn.Module,
-    settings: EnergySettings,
-    network: "PreTrainedModel",
-    **more: Any,
+    folder: str | Path, module: nn.Module, settings: EnergySettings, network: "PreTrainedModel", **more: Any
 ) -> Iterator[Path]:
     """Write the folder completely or not at all; within the block other files can be added."""
     with atomic_write(overwritable_folder(folder, CONFIG)) as aside:

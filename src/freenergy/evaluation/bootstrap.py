@@ -11,14 +11,14 @@ of the resamples (Hesterberg 2015, What Teachers Should Know About the Bootstrap
 
 No resample lies beyond the best and the worst document, and all D documents are on one side of the truth once in
 2^(D − 1): with fewer than six that alone is more than 5 %, so the interval is then the linearised one with Student's t.
+The gain of the residual model, a mean per sequence, has the linearised interval too (``certified``).
 
-The interval of the residual model's gain is not made here: ``certified`` takes the linearised t interval of the same
-paired differences. It needs no random numbers, it exists at any D ≥ 2, and the gain per sequence is a mean, for
-which both agree. Between two language models, whose difference per token is less near to normal, the resamples follow
-the shape of it.
+A baseline is a normalised language model, so its perplexity needs no bounds. What the residual model is worth shows
+next to one that had the same parameters and compute: where even its certificate loses, the verdict says so.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -26,7 +26,7 @@ from scipy.special import ndtr, stdtrit  # scipy.stats takes a second to import
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_percent, percent_less
+from freenergy.evaluation.perplexity import CONFIDENCE, Counts, Measurement, measured_percent, percent_less
 
 _BATCH_SIZE = 2_000_000  # document numbers drawn at a time
 FEWEST = 6  # documents whose resamples can reach as far as a 95 % interval does
@@ -51,24 +51,21 @@ def paired_bootstrap(
     D = len(t)
     if D < FEWEST:
         return measured_percent(gain, t)
-    G = np.concatenate([resampled(gain, t, size, rng) for size in in_parts(resamples, D)])
+    G = resampled(gain, t, resamples, rng)
     low, high = np.quantile(G, ends_of(D)).tolist()
     return Measurement(percent_less(float(gain.sum() / t.sum())), percent_less(low), percent_less(high))
 
 
 def resampled(
-    gain: Float[np.ndarray, " D"], t: Float[np.ndarray, " D"], size: int, rng: Rng
-) -> Float[np.ndarray, " size"]:
-    """G of ``size`` resamples."""
-    D = len(t)
-    chosen = (rng.uniform(size, D).numpy() * D).astype(np.int64)
-    return np.asarray(gain[chosen].sum(1) / t[chosen].sum(1))
-
-
-def in_parts(resamples: int, D: int) -> list[int]:
-    """Sizes that sum to the number of resamples, each within memory."""
+    gain: Float[np.ndarray, " D"], t: Float[np.ndarray, " D"], resamples: int, rng: Rng
+) -> Float[np.ndarray, " resamples"]:
+    """G of each resample, in parts that fit into memory."""
+    D, found = len(t), []
     most = max(1, _BATCH_SIZE // D)
-    return [min(most, resamples - first) for first in range(0, resamples, most)]
+    for first in range(0, resamples, most):
+        chosen = (rng.uniform(min(most, resamples - first), D).numpy() * D).astype(np.int64)
+        found.append(gain[chosen].sum(1) / t[chosen].sum(1))
+    return np.concatenate(found)
 
 
 def ends_of(D: int) -> tuple[float, float]:
@@ -76,3 +73,46 @@ def ends_of(D: int) -> tuple[float, float]:
     t = float(stdtrit(D - 1, (1 + CONFIDENCE) / 2))
     alpha = float(ndtr(-math.sqrt(D / (D - 1)) * t))
     return alpha, 1 - alpha
+
+
+class Compared(NamedTuple):
+    """Log-probabilities of the same W windows by a baseline and by what it is compared with."""
+
+    baseline: Float[np.ndarray, " W"]
+    other: Float[np.ndarray, " W"]
+    counts: Counts
+
+    def percent(self, rng: Rng) -> Measurement:
+        """How much lower the baseline's perplexity is than the other's."""
+        return paired_bootstrap(self.baseline, self.other, self.counts.token, self.counts.documents, rng)
+
+
+def compare(against_base: Compared, against_joint: Compared | None, rng: Rng) -> dict[str, Any]:
+    """Report on one baseline; ``against_joint`` holds the certified log-probabilities of the residual model."""
+    counts, log_p = against_base.counts, against_base.baseline
+    token, word, byte = (counts.perplexity(log_p, unit) for unit in ("token", "word", "byte"))
+    of_base = against_base.percent(rng.child("base"))
+    found: dict[str, Any] = {
+        "perplexity": token.value,
+        "interval": token.interval,
+        "per_word": word.value,
+        "per_byte": byte.value,
+        "against_base": {"percent": of_base.value, "interval": of_base.interval},
+        "verdict": "",
+    }
+    if against_joint is not None:
+        of_joint = against_joint.percent(rng.child("joint"))
+        found["against_joint"] = {"percent": of_joint.value, "interval": of_joint.interval}
+        found["verdict"] = _verdict(of_joint)
+    return found
+
+
+def _verdict(less: Measurement) -> str:
+    """Say which is better: ``less`` is how far the baseline's perplexity is below the certified one."""
+    if less.value is None or less.low is None or less.high is None:
+        return "there is too little text to compare it with the residual model"
+    if less.low > 0:
+        return f"the residual model loses to it: perplexity is {less.value:.1f} % lower than the certified one"
+    if less.high < 0:
+        return f"the residual model is better: perplexity is {-less.value:.1f} % higher than the certified one"
+    return "no difference from the residual model's certified perplexity is shown"

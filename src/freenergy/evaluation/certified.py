@@ -13,8 +13,7 @@ window, so its interval over documents d (of t_d tokens) is a paired one. With w
 candidates certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
 
 Scores are ``Scored`` [W, n], the true continuation first. Of a window's n candidates nothing is needed but
-``WindowNumbers``: chunks of windows are reduced to these one by one,
-so that memory holds the candidates of a chunk, and some twenty numbers of every window.
+``WindowNumbers``: chunks of windows are reduced to these one by one, so that memory holds the candidates of a chunk.
 """
 
 import math
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Scored
-from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, measured_rate, percent_less
+from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, percent_less
 from freenergy.partition import LogPartition, log_partition
 
 BOUNDS = ("lower", "upper", "certified")
@@ -126,18 +125,13 @@ class WindowNumbers:
         )
 
 
-def measure_residual(scores: Scored, counts: Counts) -> ResidualReport:
-    """The report on W windows, n candidates each; ``counts`` are of the true continuations."""
-    return residual_report(WindowNumbers.of(scores), counts)
-
-
 def residual_report(found: WindowNumbers, counts: Counts) -> ResidualReport:
-    """The same from what was kept of them."""
+    """Report on W windows from what was kept of them; ``counts`` are of the true continuations."""
     most, Z = math.log(found.draws + 1) if found.are_own else math.inf, found.Z
     log_p = {name: values.numpy() for name, values in found.log_p.items()}
     base = found.log_base.numpy()
     gain, t = counts.by_document(log_p["certified"] - base), counts.by_document(counts.token)
-    nats = measured_rate(gain, counts.by_document(torch.ones(len(counts), dtype=torch.float64).numpy()))
+    nats = counts.mean(log_p["certified"] - base)
     pairs = len(counts) * found.draws
     real_below = _below(found.energy, torch.zeros_like(found.energy)).mean().item()
     return ResidualReport(

@@ -13,12 +13,11 @@ towards it as candidates get better or more, and the certified perplexity of res
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.evaluation.perplexity import Counts, Measurement, measured_rate
+from freenergy.evaluation.perplexity import Counts, Measurement
 from freenergy.partition import certified_gain, log_partition
 from freenergy.training.tasks.distil import Distances, distances
 
@@ -73,8 +72,7 @@ def as_candidates(of_base: PolicyScores, of_policy: PolicyScores, counts: Counts
 
 
 def _mean(values: Float[Tensor, " W"], counts: Counts) -> dict[str, Any]:
-    """The mean over windows, with its interval over documents."""
-    return as_json(measured_rate(counts.by_document(values.numpy()), counts.by_document(np.ones(len(counts)))))
+    return as_json(counts.mean(values.numpy()))
 
 
 def as_json(found: Measurement) -> dict[str, Any]:

@@ -61,12 +61,11 @@ def shown_window(
     sample = {**shown, "joint": decode(texts[joint]), "log_base": scores.log_base[w, base].item()}
     order = scores.energy[w, 1:].argsort(stable=True) + 1
     places = {"human": 0, "best": int(order[0]), "typical": int(order[len(order) // 2]), "worst": int(order[-1])}
-    told = {name: _told(scores, w, i, decode(texts[i])) for name, i in places.items()}
-    return sample, {"prefix": prefix, **told}
-
-
-def _told(scores: Scored, w: int, i: int, text: str) -> dict[str, Any]:
-    return {"text": text, "energy": scores.energy[w, i].item(), "log_base": scores.log_base[w, i].item()}
+    example = {
+        name: {"text": decode(texts[i]), "energy": scores.energy[w, i].item(), "log_base": scores.log_base[w, i].item()}
+        for name, i in places.items()
+    }
+    return sample, {"prefix": prefix, **example}
 
 
 def base_samples(

@@ -9,16 +9,14 @@ a sum over a window's own candidates, so the chunks change no bit.
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
 from freenergy.core.scored import Scored
 from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import WindowNumbers
-from freenergy.evaluation.curves import curve_numbers
-from freenergy.evaluation.densities import density_numbers
 from freenergy.evaluation.examples import Chooser, shown_window
+from freenergy.evaluation.figure_numbers import curve_numbers, density_numbers
 
 
 @final
@@ -52,17 +50,6 @@ class Folding:
         """Bounds and diagnostics of all windows."""
         return WindowNumbers.cat(self._numbers)
 
-    @property
-    def columns(self) -> dict[str, Int[Tensor, "W versions"]]:
-        """Which candidates are ``base`` and ``joint`` text."""
-        return {name: torch.cat(self._tensors[name]) for name in ("base", "joint")}
-
-    @property
-    def curve(self) -> Float[Tensor, "W steps bounds"]:
-        """For ``curves.curve_of``."""
-        return torch.cat(self._tensors["curve"])
-
-    @property
-    def densities(self) -> Float[Tensor, "W models texts"]:
-        """For ``densities.densities_of``."""
-        return torch.cat(self._tensors["densities"])
+    def __getitem__(self, name: str) -> Tensor:
+        """Return ``curve``, ``densities``, or which candidates are ``base`` and ``joint`` text, of all windows."""
+        return torch.cat(self._tensors[name])

@@ -91,6 +91,10 @@ class Counts:
         """Sums over the windows of each document."""
         return np.bincount(self.documents, values)
 
+    def mean(self, values: Float[np.ndarray, " W"]) -> Measurement:
+        """The mean over windows, with its interval over documents."""
+        return measured_rate(self.by_document(values), self.by_document(np.ones(len(values))))
+
     def perplexity(self, log_p: Float[np.ndarray, " W"], unit: str = "token") -> Measurement:
         """exp(H) of a model with these log-probabilities of the windows."""
         return ratio(self.by_document(log_p), self.by_document(getattr(self, unit)))
@@ -114,9 +118,7 @@ class PerplexityReport:
     def of(cls, log_p: Float[np.ndarray, " W"], counts: Counts, split: str) -> "PerplexityReport":
         """From the log-probability of each window."""
         return cls(
-            token=counts.perplexity(log_p, "token"),
-            word=counts.perplexity(log_p, "word"),
-            byte=counts.perplexity(log_p, "byte"),
+            **{unit: counts.perplexity(log_p, unit) for unit in UNITS},
             nats_per_window=float(-log_p.mean()),
             windows=len(counts),
             documents=counts.num_documents,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Integer
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -47,26 +47,18 @@ def by_position(
 
 
 def position_path(folder: Path, b: int) -> Path:
-    """Where the steps of a window are kept."""
-    return folder / f"{b:05d}.safetensors"
+    """Where the steps of a window are kept, below the folder of the evaluation."""
+    return folder / "positions" / f"{b:05d}.safetensors"
 
 
 def write_position(model: Residual, x: Continuations, space: SequenceSpace, draws: int, path: Path, rng: Rng) -> None:
-    """The steps of one window, unless they are there."""
+    """Write log P_LM and log P of each token of one window, unless they are there."""
     if not path.is_file():
-        found = _steps(model, x, space, draws, rng)
+        # exact at the last place where all tokens of the vocabulary cost no more than the draws of the other places
+        exact_last = model.base.vocab_size <= space.length * draws
+        found = step_log_probs(model, x, space, rng, draws=draws, exact_last=exact_last)
         with atomic_write(path) as aside:
-            save_file(found, aside)
-
-
-def _steps(
-    model: Residual, x: Continuations, space: SequenceSpace, draws: int, rng: Rng
-) -> dict[str, Float[Tensor, " length"]]:
-    """log P_LM and log P of each token of one continuation."""
-    # exact at the last place where all tokens of the vocabulary cost no more than the draws of the other places
-    exact_last = model.base.vocab_size <= space.length * draws
-    found = step_log_probs(model, x, space, rng, draws=draws, exact_last=exact_last)
-    return {"base": found.log_base[found.mask], "joint": found.estimate[found.mask]}
+            save_file({"base": found.log_base[found.mask], "joint": found.estimate[found.mask]}, aside)
 
 
 def _row(t: int, steps: list[dict[str, Tensor]], documents: Integer[np.ndarray, " B"]) -> dict[str, Any]:

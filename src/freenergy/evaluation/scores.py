@@ -2,8 +2,15 @@
 
     Scored [W, n]:   log_base, energy, and log_weight = −E, since the candidates are draws of the base
 
-All of an evaluation is computed from one pass over the candidates. The pass is kept on disk chunk by chunk, and what
-was scored before a crash is not scored again.
+All of an evaluation is computed from one pass over the candidates. What is slow to make is kept below the folder of the
+evaluation in shards that are written atomically, and what was scored before a crash is not scored again:
+
+    windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows per shard
+    certified/<who>/    the same of each baseline on the windows of the residual model
+    scores/             log P_LM and E of candidates, some windows per shard
+    positions/          log P of each token, one window per shard (``evaluation.positions``)
+
+Legend: <who> is ``base``, or the fingerprint of a baseline's name, since a baseline may be called base.
 """
 
 from collections.abc import Iterator
@@ -15,7 +22,7 @@ from jaxtyping import Float, Int, Integer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, read_tensors
+from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, fingerprint, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.scored import Scored
@@ -23,6 +30,7 @@ from freenergy.corpus import Windows
 from freenergy.models.residual import Residual
 from freenergy.training.feature_cache import FeatureCache
 
+WINDOWS = 4  # whose candidates are scored at once
 _BATCH = 32
 
 
@@ -87,6 +95,12 @@ def log_prob_shards(
     """The shards in which log-probs of these windows are kept, and the windows of each."""
     for first in range(0, len(rows), _BATCH):
         yield folder / f"{first:05d}.safetensors", rows[first : first + _BATCH]
+
+
+def log_probs_folder(folder: Path, baseline: str | None, *, is_certified: bool = False) -> Path:
+    """Of the base (None) or of a baseline; on the residual model's windows if ``is_certified``."""
+    who = "base" if baseline is None else fingerprint(baseline)
+    return folder / ("certified" if is_certified else "windows") / who
 
 
 def write_log_probs(lm: LanguageModel, windows: Windows, some: Integer[np.ndarray, " some"], path: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any, final
 import numpy as np
 
 from freenergy.core.rng import Rng
-from freenergy.evaluation.layout import log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.positions import position_path, write_position
-from freenergy.evaluation.scores import log_prob_shards, scores_path, write_log_probs, write_scores
-from freenergy.evaluation.summary import ResidualSubject, Subject, score_cache
+from freenergy.evaluation.scores import log_prob_shards, log_probs_folder, scores_path, write_log_probs, write_scores
+from freenergy.evaluation.summary import Subject, score_cache
 
 Item = tuple[Any, ...]
 
@@ -47,35 +46,26 @@ class EvaluationShards:
                 path = log_probs_folder(self.folder, who, is_certified=is_certified) / file
                 write_log_probs(lm, subject.windows, np.array(rows, dtype=np.int64), path)
             case ("scores", k):
-                self._score(self._joint, k)
+                assert self.cache is not None
+                assert subject.joint is not None
+                chunk, folder = self.cache.chunk(k), self.folder / "scores"
+                write_scores(subject.residual, self.cache, folder, chunk, subject.joint.batch)
             case ("position", b):
-                self._step(self._joint, b)
-
-    @property
-    def _joint(self) -> ResidualSubject:
-        assert self.subject.joint is not None, "without a residual model there are no such items"
-        return self.subject.joint
-
-    def _score(self, joint: ResidualSubject, k: int) -> None:
-        assert self.cache is not None
-        chunk = self.cache.chunk(k)
-        write_scores(self.subject.residual, self.cache, scores_folder(self.folder), chunk, joint.batch)
-
-    def _step(self, joint: ResidualSubject, b: int) -> None:
-        x = self.subject.windows.continuations(joint.store.rows[b : b + 1].numpy())
-        space, path = self.subject.corpus.space, position_path(positions_folder(self.folder), b)
-        rng = self.rng.child("positions").child(b)
-        write_position(self.subject.residual, x, space, joint.position_draws, path, rng)
+                assert subject.joint is not None
+                x = subject.windows.continuations(subject.joint.store.rows[b : b + 1].numpy())
+                draws, path = subject.joint.position_draws, position_path(self.folder, b)
+                rng = self.rng.child("positions").child(b)
+                write_position(subject.residual, x, subject.corpus.space, draws, path, rng)
 
     def _scores(self) -> Iterator[Item]:
         for k, chunk in enumerate(self.cache.chunks() if self.cache is not None else []):
-            if not scores_path(scores_folder(self.folder), chunk).is_file():
+            if not scores_path(self.folder / "scores", chunk).is_file():
                 yield "scores", k
 
     def _positions(self) -> Iterator[Item]:
         joint = self.subject.joint
         for b in range(0 if joint is None else min(joint.position_windows, len(joint.store))):
-            if not position_path(positions_folder(self.folder), b).is_file():
+            if not position_path(self.folder, b).is_file():
                 yield "position", b
 
     def _log_probs(self, who: str | None, rows: np.ndarray, *, is_certified: bool = False) -> Iterator[Item]:

@@ -21,16 +21,14 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
-from freenergy.evaluation.baselines import Compared, compare
+from freenergy.evaluation.bootstrap import Compared, compare
 from freenergy.evaluation.certified import residual_report, together
-from freenergy.evaluation.curves import curve_of
-from freenergy.evaluation.densities import densities_of
 from freenergy.evaluation.examples import base_samples, picked
+from freenergy.evaluation.figure_numbers import densities, draws_curve
 from freenergy.evaluation.folding import Folding
-from freenergy.evaluation.layout import WINDOWS, log_probs_folder, positions_folder, scores_folder
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
-from freenergy.evaluation.scores import scored_chunks, window_log_probs
+from freenergy.evaluation.scores import WINDOWS, log_probs_folder, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import CountedText, text_statistics, training_text
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
@@ -101,21 +99,16 @@ def score_cache(subject: Subject, joint: ResidualSubject) -> FeatureCache:
     return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
 
-def _fold(subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress) -> Folding:
-    """The one pass over all candidates."""
-    folding, cache = Folding(subject.corpus, subject.samples, _VERSIONS, rng), score_cache(subject, joint)
-    for scores in scored_chunks(subject.residual, cache, scores_folder(folder), progress, rows=joint.batch):
-        folding.add(scores)
-    return folding
-
-
 def _joint(
     subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[dict[str, Any], Compared]:
     """Report on the residual model, and return its certificate for others to be compared with."""
     rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
     counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
-    folding = _fold(subject, joint, folder, rng.child("texts"), progress)
+    folding = Folding(subject.corpus, subject.samples, _VERSIONS, rng.child("texts"))
+    cache = score_cache(subject, joint)
+    for scores in scored_chunks(subject.residual, cache, folder / "scores", progress, rows=joint.batch):
+        folding.add(scores)
     numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
     report = residual_report(numbers, counts)
     if subject.split in ("train", "validation"):
@@ -124,13 +117,13 @@ def _joint(
         report = replace(report, verdict=together(words, report.verdict))
     texts = {
         name: CountedText(picked(contrast, chosen), counts.documents)
-        for name, chosen in {"human": human, **folding.columns}.items()
+        for name, chosen in {"human": human, "base": folding["base"], "joint": folding["joint"]}.items()
     }
     certified = numbers.log_p["certified"].numpy()
     return {
         "joint": report.to_json(),
-        "draws_curve": curve_of(folding.curve, numbers.log_base, counts, numbers.draws),
-        "densities": densities_of(folding.densities, counts),
+        "draws_curve": draws_curve(folding["curve"], numbers.log_base, counts, numbers.draws),
+        "densities": densities(folding["densities"], counts),
         "text": text_statistics(texts, training_text(subject.corpus), progress),
         "by_position": _positions(subject, joint, folder, rng, progress),
         "samples": folding.samples,
@@ -150,7 +143,7 @@ def _positions(
         subject.windows.documents[first],
         subject.corpus.space,
         joint.position_draws,
-        positions_folder(folder),
+        folder,
         rng.child("positions"),
         progress,
     )

@@ -90,12 +90,7 @@ class Residual:
         return Scored.cat(rows, dim=0)
 
     def weigh(
-        self,
-        draws: Draws,
-        *,
-        truncation: Truncation = ANCESTRAL,
-        law: Law = "restricted",
-        batch_size: int = 256,
+        self, draws: Draws, *, truncation: Truncation = ANCESTRAL, law: Law = "restricted", batch_size: int = 256
     ) -> Scored:
         """Score draws that were made before; equal strings of a context are read by the energy once."""
         E = energies_in_batches(self.energy, draws.x, batch_size=batch_size, distinct=True, allow_inf=True)

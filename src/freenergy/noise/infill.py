@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from freenergy.core.errors import UserError
+from freenergy.core.checks import check_range
 from freenergy.core.rng import Rng, Rows
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations
@@ -36,9 +36,8 @@ class Infilling:
     kind = "infilling"
 
     def __init__(self, model: PreTrainedModel, *, mask_token: int, share: float, lm: LanguageModel) -> None:
-        if not 0 < share <= 1:
-            raise UserError(f"share is {share}: set it above 0 and at most 1")
         self.model, self.mask_token, self.share, self.lm = model.eval(), mask_token, share, lm
+        check_range(self, "share", above=0, at_most=1)
 
     def init(self, rng: Rng) -> NoiseState:
         """Returns no state: draws are independent."""

@@ -7,13 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.truncation import Truncation
 
-
-def _check_share(share: float) -> None:
-    if not 0 < share < math.inf:
-        raise UserError(f"share is {share}: set it above 0, or leave the source out")
+_LEAVE_OUT = ", or leave the source out"
 
 
 @final
@@ -28,7 +26,7 @@ class BaseNegatives:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        check_range(self, "share", above=0, hint=_LEAVE_OUT)
         _ = self.truncation  # refuses what cannot be
 
     @property
@@ -53,9 +51,8 @@ class InfilledNegatives:
     mask_share: float = 0.4
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
-        if not 0 < self.mask_share <= 1:
-            raise UserError(f"mask_share is {self.mask_share}: set it above 0 and at most 1")
+        check_range(self, "share", above=0, hint=_LEAVE_OUT)
+        check_range(self, "mask_share", above=0, at_most=1)
 
 
 @final
@@ -68,9 +65,8 @@ class LearnedNegatives:
     rate: float = 1.0  # its learning rate, relative to the energy's
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
-        if not 0 <= self.rate < math.inf:
-            raise UserError(f"rate is {self.rate}: set it to 0 (the noise does not learn) or more")
+        check_range(self, "share", above=0, hint=_LEAVE_OUT)
+        check_range(self, "rate", at_least=0, hint="; with 0 the noise does not learn")
 
 
 @final
@@ -87,17 +83,10 @@ class NegativeSettings:
     shard: int = 64  # windows in a file of the store
 
     def __post_init__(self) -> None:
-        for name in ("per_prefix", "validation_per_prefix"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"{name} is {getattr(self, name)}, but contrast needs at least one negative per prefix: "
-                    "set it to 1 or more"
-                )
-        for name in ("validation_windows", "shard"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        if self.windows < 0:
-            raise UserError(f"windows is {self.windows}: set it to 1 or more, or to 0 for all")
+        why = ", as contrast needs at least one negative per prefix"
+        check_range(self, "per_prefix", "validation_per_prefix", at_least=1, hint=why)
+        check_range(self, "validation_windows", "shard", at_least=1)
+        check_range(self, "windows", at_least=0, hint=" (0 for all)")
         if not self.sources:
             raise UserError('negatives need at least one source: give one, such as {kind = "base"}')
         if self.per_prefix < len(self.sources):
@@ -105,7 +94,6 @@ class NegativeSettings:
                 f"per_prefix is {self.per_prefix}, but there are {len(self.sources)} sources and each gives at least "
                 f"one negative: set per_prefix to {len(self.sources)} or more"
             )
-
         if self.learns and (len(self.sources) > 1 or not self.fresh):
             raise UserError(
                 "a learned noise changes while the energy is trained, so its negatives cannot be stored or mixed with "

@@ -13,6 +13,7 @@ from typing import Literal, final
 
 from torch.nn.functional import logsigmoid
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.roles import Loss, Scores
 from freenergy.objectives.metrics import metrics, share_above
@@ -30,8 +31,7 @@ class BinaryNCE:
     noise_ratio: float = 1.0  # ν
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_ratio < math.inf:
-            raise UserError(f"noise_ratio is {self.noise_ratio}: set it above 0 (1 weighs data and noise alike)")
+        check_range(self, "noise_ratio", above=0, hint=" (1 weighs data and noise alike)")
         if self.kind == "conditional" and self.noise_ratio != 1:
             raise UserError(
                 f'noise_ratio is {self.noise_ratio}, but kind = "conditional" sets it to the number of negatives: '

@@ -20,7 +20,6 @@ Rows that have ended before k take part neither in data nor in fakes: p_k is the
 to k. The loss is a mean over the data's tokens: step k counts λ_k times the rows that reach it.
 """
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -28,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.roles import Loss
 
@@ -68,19 +68,15 @@ class EARM:
     reduced: bool = False  # known means in place of noise; False is Eq. 15 as it stands
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise UserError(f"length is {self.length}: E-ARM needs 1 fake token or more")
+        check_range(self, "length", at_least=1, hint=" fake tokens")
+        check_range(self, "start_epoch", at_least=0)
+        check_range(self, "weight", above=0, hint=", or leave E-ARM out")
+        check_range(self, "decay", at_least=0, below=1)
         if not 0 <= self.recent <= self.length:
             raise UserError(
                 f"recent is {self.recent} and length {self.length}: gradients can go through at least 0 and at most "
                 "as many conditionals as there are fake tokens"
             )
-        if not 0 <= self.start_epoch < math.inf:
-            raise UserError(f"start_epoch is {self.start_epoch}: set it to 0 or more")
-        if not 0 < self.weight < math.inf:
-            raise UserError(f"weight is {self.weight}: set it above 0, or leave E-ARM out")
-        if not 0 <= self.decay < 1:
-            raise UserError(f"decay is {self.decay}: set it to at least 0 and below 1")
         if self.step_weights and (len(self.step_weights) != self.length or min(self.step_weights) < 0):
             raise UserError(
                 f"step_weights has {len(self.step_weights)} numbers for {self.length} fake tokens: give one for each, "
@@ -90,9 +86,8 @@ class EARM:
     def __call__(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> Loss:
         """Returns a loss whose gradient is Eq. 15, per token; ``log_z`` is log Z_k, from ``Denominators`` or exact."""
         parts = self.parts(data, fakes, log_z)
-        value = (
-            parts.cross_entropy + parts.level + parts.reweighted_prefix_term + (0.0 if self.reduced else parts.noise)
-        )
+        noise = 0.0 if self.reduced else parts.noise
+        value = parts.cross_entropy + parts.level + parts.reweighted_prefix_term + noise
         return Loss(value, _metrics(data, fakes, log_z, self._shares(data.mask, fakes.mask)))
 
     def parts(self, data: Steps, fakes: Steps, log_z: Float[Tensor, " K"]) -> "Parts":

@@ -2,8 +2,7 @@
 
 from freenergy.core.scored import effective_sample_size
 from freenergy.partition.certificate import certified_gain
-from freenergy.partition.distinct import distinct
-from freenergy.partition.drawing import ancestral, log_weights, stratified
+from freenergy.partition.drawing import ancestral, distinct, log_weights, stratified
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.exact import Exact, exact_log_partition
 from freenergy.partition.importance import Importance, StoppingRule

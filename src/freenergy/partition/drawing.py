@@ -5,13 +5,26 @@
 Three ways to draw. ``ancestral``: independent draws of P_LM, w = e^{−E}. ``stratified``: independent but for the first
 token, which is drawn in strata: draw i takes the first token at (i + u_i)/n of the cumulative probability, u_i uniform;
 w = e^{−E}, and the variance is never more than that of independent draws. ``distinct``: whole continuations, no two
-alike (``partition.distinct``).
+alike, each with the exact weight that its chance of being taken asks for:
+
+    c such that Σ_v min(m_v/c, 1) = n;      m_v > c: taken for sure, stands for m_v
+                                            m_v ≤ c: taken m_v/c times in expectation, stands for c each time
+
+Token by token: every string of the beam is continued by every token, and of all these, with masses m (mass of the
+string times probability of the token), up to n are taken, no two alike. What is heavier than c is kept with its own
+mass; the rest share what is left in equal strata of mass c, and one is drawn from each; what two strata drew is one
+string that stands for 2c. Masses always add up to one, and E[Σ m(x) f(x)] = Σ P_LM(x) f(x) after every step (after
+Fearnhead and Clifford 2003, who draw all strata with one random number: here that would tie the strings together, since
+each stratum is the continuations of one string). Where the space has at most n strings all are taken, and Ẑ = Z. A
+string that P_LM writes often is scored once instead of often; the cost is a call of ``next_log_probs`` per token, which
+reads every string of the beam again: little for tables and n-grams, much for networks.
 
 The certificate, the standard error, the upper estimate and k̂ are those of independent draws. For the other two
 E[Ẑ] = Z holds, hence E[log Ẑ] ≤ log Z; there is no certificate, and the standard error is too large, since it does
 not know what they save.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import final
@@ -19,13 +32,15 @@ from typing import final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
 from freenergy.core.roles import Draws, Energy, LanguageModel
 from freenergy.core.scored import Scored
-from freenergy.core.sequences import Sequences, SequenceSpace
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import energies_in_batches
 from freenergy.lm.stepping import started
 
@@ -45,17 +60,30 @@ def stratified(base: LanguageModel, contexts: Sequences, num: int, space: Sequen
     probs = base.next_log_probs(started(contexts, base.eos)).double().cpu().exp()
     first_b, first_n = rng.origin
     first = torch.stack([from_strata(p, num, rng.child("first", first_b + b, first_n)) for b, p in enumerate(probs)])
-    draws = base.sample(contexts, num, space, FirstGiven(rng, first))
-    if not torch.equal(draws.x.tokens[:, :, 0].cpu(), first):
-        raise UserError(
-            f"{type(base).__name__} draws its tokens elsewhere, so first tokens cannot be stratified: draw ancestrally"
-        )
-    return _own(draws)
+    return _own(sample_from(base, contexts, first, space, rng))
 
 
 def _own(draws: Draws) -> Draws:
     """Set q = P_LM: nothing was truncated, so the two log-probabilities differ at most by rounding."""
     return replace(draws, log_proposal=draws.log_base)
+
+
+def sample_from(
+    base: LanguageModel,
+    contexts: Sequences,
+    first: Int[Tensor, "B N"],
+    space: SequenceSpace,
+    rng: Rng,
+    truncation: Truncation = ANCESTRAL,
+) -> Draws:
+    """Draw N continuations of each context whose first tokens are given."""
+    draws = base.sample(contexts, first.shape[1], space, FirstGiven(rng, first), truncation)
+    if not torch.equal(draws.x.tokens[:, :, 0].cpu(), first):
+        raise UserError(
+            f"{type(base).__name__} draws its tokens elsewhere, so first tokens cannot be given to it: draw "
+            "ancestrally, or take a base that draws here"
+        )
+    return draws
 
 
 def from_strata(mass: Float[Tensor, " V"], num: int, rng: Rng) -> Int[Tensor, " num"]:
@@ -75,6 +103,63 @@ def from_strata(mass: Float[Tensor, " V"], num: int, rng: Rng) -> Int[Tensor, " 
     chosen = begins_at + torch.cat([rng.categorical(group) for group in groups])
     middle = breaks[chosen] - pieces[chosen].exp() / 2
     return torch.searchsorted(ends, middle, right=True).clamp(max=int(mass.nonzero().max()))
+
+
+def distinct(base: LanguageModel, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng) -> Draws:
+    """Draw up to ``num`` different continuations of each context; places that are left over have mass 0.
+
+    ``log_base`` is the log of the mass that a string stands for, each of ``num`` places being one of 1/num: with these
+    log w = log_base − log_proposal − E is right, and for strings that are taken for sure ``log_base`` is log P_LM.
+    """
+    begun, (first_b, first_n) = started(contexts, base.eos), rng.origin
+    beams = [
+        _beam(base, begun[b : b + 1].trimmed(), num, space, rng.child("beam", first_b + b, first_n))
+        for b in range(len(contexts))
+    ]
+    # empty places hold the first string
+    tokens = torch.stack([torch.cat([some, some[:1].expand(num - len(some), -1)]) for some, _ in beams])
+    mass = torch.stack([pad(mass, (0, num - len(mass))) for _, mass in beams])
+    x = Continuations(contexts, tokens, space.lengths(tokens))
+    return Draws(x, mass.log(), torch.full_like(mass, -math.log(num)))
+
+
+def _beam(
+    base: LanguageModel, context: Sequences, num: int, space: SequenceSpace, rng: Rng
+) -> tuple[Int[Tensor, "k L"], Float[Tensor, " k"]]:
+    """Return up to ``num`` strings of one context, and their masses; what stands after EOS is zeros."""
+    tokens, mass = torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    done, eos = torch.zeros(1, dtype=torch.bool), -1 if space.eos is None else space.eos
+    for t in range(space.length):
+        going = tokens[~done]
+        read = torch.cat([context.tokens.expand(len(going), -1), going], dim=1)
+        log_p = base.next_log_probs(Sequences(read, context.lengths.expand(len(going)) + t)).double().cpu()
+        children = (mass[~done].unsqueeze(1) * log_p.exp()).flatten()
+        taken, mass = take(torch.cat([mass[done], children]), num, rng)
+        ended, child = taken[taken < done.sum()], taken[taken >= done.sum()] - done.sum()
+        V = log_p.shape[1]
+        grown = torch.cat([going[child // V], (child % V).unsqueeze(1)], dim=1)
+        tokens = torch.cat([pad(tokens[done][ended], (0, 1)), grown])
+        done = torch.cat([torch.ones(len(ended), dtype=torch.bool), grown[:, -1] == eos])
+        if done.all():
+            return pad(tokens, (0, space.length - t - 1)), mass
+    return tokens, mass
+
+
+def take(mass: Float[Tensor, " K"], num: int, rng: Rng) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
+    """Take up to ``num`` of K things, no two alike, in order, and the mass that each then stands for."""
+    present = mass.nonzero().flatten()
+    if len(present) <= num:
+        return present, mass[present]
+    ranked = mass.sort(descending=True).values
+    left = ranked.flip(0).cumsum(0).flip(0)[:num]  # Σ of all but the r largest
+    cuts = left / (num - torch.arange(num))
+    r = int((ranked[:num] > cuts).sum())  # the number above the cut
+    c = cuts[r]
+    sure = mass > c
+    # in the order of the strings, so that every beginning gets its share
+    drawn, times = from_strata(mass.masked_fill(sure, 0), num - r, rng).unique(return_counts=True)
+    taken, place = torch.cat([sure.nonzero().flatten(), drawn]).sort()
+    return taken, torch.cat([mass[sure], times * c])[place]
 
 
 def log_weights(energy: Energy, draws: Draws) -> Float[Tensor, "B N"]:

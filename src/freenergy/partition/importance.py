@@ -13,12 +13,12 @@ needs a fixed n: never compute it from draws that were stopped by looking at the
 from dataclasses import dataclass
 from typing import Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Model, Target
 from freenergy.models.residual import Residual, relative_to_base
-from freenergy.partition.distinct import distinct
-from freenergy.partition.drawing import Drawing, ancestral, log_weights, stratified
+from freenergy.partition.drawing import Drawing, ancestral, distinct, log_weights, stratified
 from freenergy.partition.estimate import LogPartition
 from freenergy.partition.weights import WeightSums
 
@@ -36,12 +36,9 @@ class StoppingRule:
     check_every: int = 256
 
     def __post_init__(self) -> None:
-        if not self.width_nats > 0:
-            raise UserError(f"width_nats is {self.width_nats}: set it above 0")
-        if self.check_every < 1 or self.max_draws < 2:
-            raise UserError(
-                f"max_draws is {self.max_draws} and check_every is {self.check_every}: set them to at least 2 and 1"
-            )
+        check_range(self, "width_nats", above=0)
+        check_range(self, "max_draws", at_least=2)
+        check_range(self, "check_every", at_least=1)
 
 
 @final

@@ -17,7 +17,6 @@ left to chance. ``completions=None`` sums over all endings wherever there are fe
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
@@ -34,7 +33,8 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import energies_in_batches
 from freenergy.models.residual import Residual, residual_of
-from freenergy.partition.drawing import FirstGiven
+from freenergy.partition.drawing import sample_from
+from freenergy.partition.estimate import main_reason
 from freenergy.partition.exact import after, completed, exact_after
 from freenergy.partition.weights import log_partition
 
@@ -76,14 +76,12 @@ class NextToken:
     def verdict(self) -> str:
         """Return one sentence on all strata; empty where nothing speaks against believing them."""
         strata = [*self.rows, *([self.other] if self.other else [])]
-        reasons = Counter(row.verdict for row in strata if row.verdict)
-        if not reasons:
+        bad, why = main_reason([row.verdict for row in strata])
+        if not bad:
             return ""
-        most, count = reasons.most_common(1)[0]
-        why = most if count == reasons.total() else f"{most} ({count}) and other reasons"
         return (
-            f"the model's probabilities and their errors are rough, since in {reasons.total()} of {len(strata)} strata "
-            f"{why}: draw more completions"
+            f"the model's probabilities and their errors are rough, since in {bad} of {len(strata)} strata {why}: "
+            "draw more completions"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -167,13 +165,7 @@ def first_given(
     what follows the head, the given token included.
     """
     base, context, heads = left.model.base, left.contexts, _as_heads(head)
-    given = FirstGiven(rng, first.unsqueeze(0))
-    draws = base.sample(after(context, heads, base.eos), len(first), left.space, given, truncation)
-    if not torch.equal(draws.x.tokens[0, :, 0].cpu(), first):
-        raise UserError(
-            f"{type(base).__name__} draws its tokens elsewhere, so the next token cannot be given to it: take a base "
-            "that draws here"
-        )
+    draws = sample_from(base, after(context, heads, base.eos), first.unsqueeze(0), left.space, rng, truncation)
     return Draws(completed(context, heads, draws.x), draws.log_base, draws.log_proposal)
 
 

@@ -24,8 +24,7 @@ from freenergy.core.roles import Target
 from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.energies.call import energies_in_batches
 from freenergy.models.residual import Residual
-from freenergy.partition.distinct import distinct
-from freenergy.partition.drawing import log_weights, stratified
+from freenergy.partition.drawing import distinct, log_weights, stratified
 from freenergy.partition.exact import after, check_in_space, completed, exact_after
 from freenergy.partition.weights import log_partition
 

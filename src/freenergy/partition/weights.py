@@ -18,8 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.partition.estimate import LogPartition
-from freenergy.partition.pareto import pareto_k
+from freenergy.partition.estimate import LogPartition, pareto_k
 
 KEPT = 5000  # the whole tail that k̂ looks at, up to 2.7 million draws
 _POWERS = torch.arange(1, 5, dtype=torch.float64)

@@ -9,11 +9,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
-from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
-
-_SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 
 @final
@@ -36,22 +34,14 @@ class Optimisation:
     ema: float = 0.0  # decay of the average of weights that is validated and kept; 0 keeps the weights themselves
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto is bfloat16 on a GPU
     patience: int = 0  # validations without a better value before stopping; 0 never stops early
-    checkpoint_seconds: float = _SECONDS_BETWEEN_CHECKPOINTS
+    checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "accumulate", "validate_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        for name in ("warmup", "weight_decay", "clip", "patience", "checkpoint_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 0 or more")
-        for name in ("beta1", "beta2", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to at least 0 and below 1")
-        if not 0 <= self.final_share <= 1:
-            raise UserError(f"final_share is {self.final_share}: set it to at least 0 and at most 1")
-        if not 0 < self.learning_rate < math.inf:
-            raise UserError(f"learning_rate is {self.learning_rate}: set it above 0")
+        check_range(self, "steps", "batch_size", "accumulate", "validate_every", at_least=1)
+        check_range(self, "warmup", "weight_decay", "clip", "patience", "checkpoint_seconds", at_least=0)
+        check_range(self, "beta1", "beta2", "ema", at_least=0, below=1)
+        check_range(self, "final_share", at_least=0, at_most=1)
+        check_range(self, "learning_rate", above=0)
         if self.batch_size % self.accumulate:
             raise UserError(
                 f"a batch of {self.batch_size} does not divide into {self.accumulate} micro-batches: "
@@ -75,6 +65,43 @@ class Optimisation:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledSampling:
+    """The share of replaced tokens grows linearly from 0 at ``start_epoch`` to ``most`` after ``epochs`` more."""
+
+    most: float = 0.25
+    start_epoch: float = 0.0
+    epochs: float = 1.0
+    by: Literal["sample", "argmax"] = "sample"  # how a prediction is chosen
+
+    def __post_init__(self) -> None:
+        check_range(self, "most", above=0, at_most=1, hint=", the share of replaced tokens")
+        check_range(self, "start_epoch", "epochs", at_least=0)
+
+    def share(self, epoch: float) -> float:
+        """Returns the share of replaced tokens at this point of training."""
+        since = epoch - self.start_epoch
+        if since < 0:
+            return 0.0
+        return self.most * min(since / self.epochs, 1.0) if self.epochs else self.most
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelLoss:
+    """Cross-entropy, and what ``training.tasks.autoregressive`` adds to it, in any combination."""
+
+    label_smoothing: float = 0.0
+    level: float = 0.0  # weight of S², S = log Σ_v e^{logit v}: a softmax leaves the level of the logits free
+    scheduled: ScheduledSampling | None = None
+    earm: EARM | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self, "level", at_least=0, hint=", the weight of the squared log-sum of logits")
+        check_range(self, "label_smoothing", at_least=0, below=1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedBase:
     """A transformer trained on the corpus: from scratch by ``preset``, or fine-tuned from ``start``."""
 
@@ -92,14 +119,10 @@ class TrainedBase:
     optimisation: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        for name in ("block", "validation_tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout}: set it to at least 0 and below 1")
+        check_range(self, "block", "validation_tokens", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
+        check_range(self, "memory", at_least=0, hint=" tokens")
         _ = self.lm_loss  # refuses what it cannot be
-        if self.memory < 0:
-            raise UserError(f"memory is {self.memory}: set it to 0 (none) or more tokens")
         if self.memory and self.optimisation.accumulate > 1:
             raise UserError("a memory continues from batch to batch, so a step is one batch: set accumulate to 1")
 
@@ -134,13 +157,10 @@ class EnergyTraining:
     masked: Optimisation = field(default_factory=Optimisation)  # for a trunk that first learns to fill masks
 
     def __post_init__(self) -> None:
-        for name in ("negatives", "lengths", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        check_range(self, "negatives", "lengths", "rows", at_least=1)
+        check_range(self, "energy_l2", at_least=0)
         if not self.l2 or min(self.l2) < 0:
             raise UserError(f"l2 is {list(self.l2)}: give at least one number, none below 0")
-        if not 0 <= self.energy_l2 < math.inf:
-            raise UserError(f"energy_l2 is {self.energy_l2}: set it to 0 or more")
 
 
 def _paper(batch_size: int, warmup: int, steps: int, learning_rate: float, clip: float) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.objectives.earm import EARM
 from freenergy.recipes.families.network import Domain
-from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import fit
-from freenergy.training.settings import Optimisation
+from freenergy.training.settings import LanguageModelLoss, Optimisation
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 COLUMNS = [

@@ -252,7 +252,7 @@ def test_less_noise_with_the_same_mean():
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        ({"length": 0}, "1 fake token"),
+        ({"length": 0}, "1 or more fake tokens"),
         ({"length": 4, "recent": 5}, "recent is 5"),
         ({"recent": -1}, "recent is -1"),
         ({"weight": 0.0}, "weight"),

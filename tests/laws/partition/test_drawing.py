@@ -18,8 +18,7 @@ from freenergy.partition import (
     step_log_probs,
     stratified,
 )
-from freenergy.partition.distinct import take
-from freenergy.partition.drawing import FirstGiven, from_strata
+from freenergy.partition.drawing import FirstGiven, from_strata, take
 from freenergy.testing import branches
 
 V, LENGTH = 3, 2

@@ -9,8 +9,7 @@ import torch
 
 from freenergy import Rng
 from freenergy.partition import LogPartition, log_partition
-from freenergy.partition.estimate import heaviest_tail
-from freenergy.partition.pareto import pareto_k, tail_length
+from freenergy.partition.estimate import heaviest_tail, pareto_k, tail_length
 
 
 def k_of(log_weights):

@@ -8,8 +8,7 @@ import torch
 
 from freenergy import NgramLM, Rng
 from freenergy.testing.networks import tiny_network
-from freenergy.training.baselines.local_ngram import LocalNgram
-from freenergy.training.baselines.local_probe import LocalProbe
+from freenergy.training.baselines.local import LocalNgram, LocalProbe
 from freenergy.training.baselines.ralm import Ralm
 from freenergy.training.baselines.residual import ResidualLM
 

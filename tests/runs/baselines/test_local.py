@@ -9,10 +9,8 @@ from scipy.optimize import minimize
 
 from freenergy import Continuations, NgramLM, Rng, Sequences, SequenceSpace
 from freenergy.core.progress import Silent
-from freenergy.training.baselines.local_ngram import LocalNgram, _LocalProblem, fit_ngram_weights
-from freenergy.training.baselines.local_probe import LocalProbe
-from freenergy.training.baselines.reading import Places
-from freenergy.training.baselines.residual import ResidualLM
+from freenergy.training.baselines.local import LocalNgram, LocalProbe, _LocalProblem, fit_ngram_weights
+from freenergy.training.baselines.residual import Places, ResidualLM
 
 V = 5
 

@@ -7,7 +7,7 @@ from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, UserError
 from freenergy.testing import check_language_model
 from freenergy.training.baselines import residual
 from freenergy.training.baselines.ralm import Ralm
-from freenergy.training.baselines.reading import NetworkReader
+from freenergy.training.baselines.residual import network_reader
 from freenergy.training.baselines.training import cross_entropy
 
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
@@ -136,7 +136,7 @@ def test_no_array_of_predictions_is_large(network, monkeypatch):
 def test_an_architecture_that_bends_its_logits_is_refused(network):
     base = network("Cohere", logit_scale=0.3, num_key_value_heads=2)
     with pytest.raises(UserError, match="does more to its last states than its head says"):
-        NetworkReader(base.model)
+        network_reader(base.model)
 
 
 def test_a_mutant_that_looks_ahead_is_found(make_model):

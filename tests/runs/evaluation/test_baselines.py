@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from freenergy import Rng
-from freenergy.evaluation.baselines import Compared, compare
+from freenergy.evaluation.bootstrap import Compared, compare
 from freenergy.evaluation.perplexity import Counts
 
 

@@ -12,7 +12,7 @@ import torch
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, TabularLM, Truncation, UserError
 from freenergy.core.scored import Scored
 from freenergy.energies.call import energies_in_batches, energies_of
-from freenergy.evaluation.certified import log_probs_of_data, measure_residual
+from freenergy.evaluation.certified import WindowNumbers, log_probs_of_data, residual_report
 from freenergy.evaluation.perplexity import Counts, measured_rate
 from freenergy.partition import certified_gain, log_partition
 
@@ -31,7 +31,8 @@ def scores_of(energy, log_base=None, tokens=None, documents=None, log_proposal=N
 
 
 def report(energy, **others):
-    return measure_residual(*scores_of(energy, **others))
+    scores, counts = scores_of(energy, **others)
+    return residual_report(WindowNumbers.of(scores), counts)
 
 
 def test_an_energy_of_zero_gains_nothing():

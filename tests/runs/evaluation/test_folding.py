@@ -6,10 +6,9 @@ import torch
 
 from freenergy import Continuations, Rng, Sequences, Truncation
 from freenergy.core.scored import Scored
-from freenergy.evaluation.certified import WindowNumbers, measure_residual, residual_report
-from freenergy.evaluation.curves import curve_numbers, curve_of, draws_curve
-from freenergy.evaluation.densities import densities, densities_of, density_numbers
+from freenergy.evaluation.certified import WindowNumbers, residual_report
 from freenergy.evaluation.examples import Chooser
+from freenergy.evaluation.figure_numbers import curve_numbers, density_numbers
 from freenergy.evaluation.perplexity import Counts
 
 W, N = 11, 40
@@ -38,7 +37,7 @@ def chunks(whole, size):
 def test_the_report(size, is_own):
     whole = scores(is_own)
     folded = residual_report(WindowNumbers.cat([WindowNumbers.of(some) for some in chunks(whole, size)]), COUNTS)
-    assert folded == measure_residual(whole, COUNTS)
+    assert folded == residual_report(WindowNumbers.of(whole), COUNTS)
     won = (whole.energy[:, :1] < whole.energy[:, 1:]).double().mean() + 0.5 / (N - 1)
     assert folded.pair_accuracy == pytest.approx(won.item())
     above = (whole.energy[:, 1:] > 0).double().mean().item() + 0.5 / (N - 1)
@@ -50,7 +49,7 @@ def test_the_report(size, is_own):
 def test_the_curve(size):
     whole = scores()
     kept = torch.cat([curve_numbers(some) for some in chunks(whole, size)])
-    assert curve_of(kept, whole.log_base[:, 0], COUNTS, N - 1) == draws_curve(whole, COUNTS)
+    assert torch.equal(kept, curve_numbers(whole))
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -69,8 +68,8 @@ def test_texts_and_densities(size):
         assert not torch.equal(torch.cat([part[name] for part in anew]), columns)
     assert all(len(set(row)) == 3 for row in wanted["base"].tolist())
     assert wanted["joint"].min() >= 1
-    told = densities(whole, COUNTS, {name: columns[:, 0] for name, columns in wanted.items()})
-    assert densities_of(torch.cat(values), COUNTS) == told
+    first = {name: columns[:, 0] for name, columns in wanted.items()}
+    assert torch.equal(torch.cat(values), density_numbers(whole, WindowNumbers.of(whole).Z, first))
 
 
 def test_nothing_that_is_kept_holds_on_to_the_candidates():

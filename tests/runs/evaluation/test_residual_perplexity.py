@@ -10,9 +10,8 @@ from freenergy import Continuations, Residual, Rng, Sequences, SequenceSpace, Ta
 from freenergy.core.files import read_tensors
 from freenergy.core.progress import Silent
 from freenergy.core.scored import Scored
-from freenergy.evaluation.certified import measure_residual
-from freenergy.evaluation.curves import draws_curve, steps
-from freenergy.evaluation.densities import densities
+from freenergy.evaluation.certified import WindowNumbers, residual_report
+from freenergy.evaluation.figure_numbers import curve_numbers, densities, density_numbers, draws_curve, steps
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.positions import by_position, position_path
 from freenergy.evaluation.residual_perplexity import residual_perplexity
@@ -138,9 +137,9 @@ def scores(W=6, n=9):
 
 def test_the_curve_over_draws():
     some, counts = scores()
-    rows = draws_curve(some, counts)
+    rows = draws_curve(curve_numbers(some), some.log_base[:, 0], counts, some.num - 1)
     assert [row["draws"] for row in rows] == steps(8) == [2, 4, 8]
-    last = measure_residual(some, counts)
+    last = residual_report(WindowNumbers.of(some), counts)
     for bound in ("lower", "upper", "certified"):
         assert rows[-1][bound] == pytest.approx(last.perplexity["token"][bound].value)
     score = some.log_score[:, 0]
@@ -156,8 +155,8 @@ def test_the_curve_over_draws():
 def test_densities_by_hand():
     some, counts = scores()
     chosen = {"base": torch.tensor([1, 2, 3, 4, 5, 6]), "joint": torch.tensor([8, 7, 6, 5, 4, 3])}
-    found = densities(some, counts, chosen)
-    log_z = log_partition(some.log_weight[:, 1:]).jackknife
+    Z = log_partition(some.log_weight[:, 1:])
+    found, log_z = densities(density_numbers(some, Z, chosen), counts), Z.jackknife
     for w in range(6):
         i = int(chosen["joint"][w])
         assert found["base"]["joint"][w] == pytest.approx(some.log_base[w, i].item() / 5)
@@ -177,7 +176,7 @@ def test_gain_by_position_is_that_of_the_exact_conditionals(joint, tmp_path):
     arguments = (joint, WINDOWS, documents, SPACE, 2000, tmp_path, Rng(0), Silent())
     rows = by_position(*arguments)
     assert [row["position"] for row in rows] == [1, 2, 3]
-    kept = sorted(tmp_path.iterdir())
+    kept = sorted((tmp_path / "positions").iterdir())
     assert len(kept) == 4
     log_z = {}
     for t in range(3):

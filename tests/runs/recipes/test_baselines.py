@@ -193,7 +193,7 @@ def test_kill_9_ends_with_the_same_bits(done, write_recipe, tmp_path, begin):
 
 def bits(folder):
     """Every file of the stage but those that hold times; records without their times."""
-    skipped = {"metrics.jsonl", "cpu.jsonl", "stage.json"}
+    skipped = {"metrics.jsonl", "stage.json"}
     found = {}
     for path in sorted((folder / "baselines").rglob("*")):
         name = str(path.relative_to(folder))

@@ -150,7 +150,7 @@ def test_negatives_of_another_model_are_refused(done, recipe, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("negatives.per_prefix=0", "per_prefix is 0, but contrast needs at least one negative"),
+        ("negatives.per_prefix=0", "per_prefix is 0: set it to 1 or more, as contrast needs at least one negative"),
         ("training.optimisation.batch_size=512", "there are 24 training windows but a batch has 512"),
         ("training.negatives=9", "takes 9 negatives of each prefix but 4 are stored"),
         ("evaluation.candidates=1", "the upper estimate of log Z is undefined"),

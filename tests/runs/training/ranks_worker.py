@@ -32,9 +32,8 @@ from freenergy.objectives.earm import EARM
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.distributed import wrap
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.lm_loss import LanguageModelLoss
 from freenergy.training.loop import fit
-from freenergy.training.settings import EnergyTraining, Optimisation
+from freenergy.training.settings import EnergyTraining, LanguageModelLoss, Optimisation
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 from freenergy.training.tasks.contrastive import ContrastiveTask
 

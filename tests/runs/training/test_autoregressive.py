@@ -11,9 +11,8 @@ from freenergy import Rng, UserError
 from freenergy.core.files import file_hash
 from freenergy.lm.networks.protocol import Batch, Data, Network
 from freenergy.objectives.earm import EARM, Denominators, Steps
-from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
 from freenergy.training.loop import fit
-from freenergy.training.settings import Optimisation
+from freenergy.training.settings import LanguageModelLoss, Optimisation, ScheduledSampling
 from freenergy.training.task import Stateful, Task
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 

@@ -22,9 +22,8 @@ from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.keys import without_defaults
 from freenergy.runs.run import Run, Stage, run
 from freenergy.training.checkpoint import restore_weights, save_weights
-from freenergy.training.lm_loss import LanguageModelLoss, ScheduledSampling
 from freenergy.training.loop import read_records
-from freenergy.training.settings import Optimisation, TrainedBase
+from freenergy.training.settings import LanguageModelLoss, Optimisation, ScheduledSampling, TrainedBase
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 BASE, MEASUREMENT, TRAINING = "base", "measurement", "training"

@@ -35,7 +35,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.core.scored import Scored
 from freenergy.corpus import Corpus
-from freenergy.evaluation.baselines import Compared, compare
+from freenergy.evaluation.bootstrap import Compared, compare
 from freenergy.evaluation.certified import together
 from freenergy.evaluation.distilled import PolicyScores, as_candidates, as_json, divergences
 from freenergy.evaluation.perplexity import Counts, PerplexityReport, choose_windows

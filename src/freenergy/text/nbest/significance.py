@@ -21,7 +21,7 @@ from scipy.special import ndtri, stdtr, stdtrit  # scipy.stats takes a second to
 
 from freenergy.core.files import fingerprint
 from freenergy.core.rng import Rng
-from freenergy.evaluation.bootstrap import FEWEST, ends_of, in_parts, resampled
+from freenergy.evaluation.bootstrap import FEWEST, ends_of, resampled
 from freenergy.evaluation.perplexity import CONFIDENCE, Measurement, measured_rate
 from freenergy.text.nbest.nbest import NBest
 
@@ -97,7 +97,7 @@ def compare(
         reach = float(stdtrit(D - 1, (1 + CONFIDENCE) / 2))
         se = (linear.value - linear.low) / reach
         return Comparison(linear, float(2 * stdtr(D - 1, -abs(linear.value) / se)) if se else 0.0)
-    G = np.concatenate([resampled(gap, units, size, rng) for size in in_parts(resamples, D)])
+    G = resampled(gap, units, resamples, rng)
     low, high = np.quantile(G, ends_of(D)).tolist()
     other_side = (1 + min((G <= 0).sum(), (G >= 0).sum())) / (resamples + 1)
     p = 2 * stdtr(D - 1, ndtri(other_side) * ((D - 1) / D) ** 0.5)

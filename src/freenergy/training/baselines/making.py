@@ -7,8 +7,11 @@
 
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, write_json
@@ -23,8 +26,7 @@ from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.ngram import NgramLM
 from freenergy.lm.presets import Preset, build, count_parameters, preset, set_dropout
-from freenergy.training.baselines.local_ngram import LocalNgram, fit_ngram_weights
-from freenergy.training.baselines.local_probe import LocalProbe
+from freenergy.training.baselines.local import LocalNgram, LocalProbe, fit_ngram_weights
 from freenergy.training.baselines.ralm import Ralm
 from freenergy.training.baselines.residual import ResidualLM
 from freenergy.training.baselines.settings import (
@@ -58,15 +60,14 @@ def make_baseline(
     """
     ranks = Ranks.found()
     if not (folder / RECORD).is_file():
+        inputs = (base, corpus, folder, rng, progress)
         match settings:
-            case LongerBaseline():
-                record = _longer(settings, base, corpus, folder, rng, progress)
-            case BalmBaseline():
-                record = _balm(settings, base, corpus, folder, rng, progress, base_preset)
+            case LongerBaseline() | BalmBaseline():
+                record = _network(settings, *inputs, base_preset)
             case RalmBaseline():
-                record = _ralm(settings, base, corpus, folder, rng, progress)
+                record = _ralm(settings, *inputs)
             case LocalBaseline():
-                record = _local(settings, base, corpus, folder, rng, progress)
+                record = _local(settings, *inputs)
         if ranks.is_first:
             write_json(folder / RECORD, {"kind": settings.kind, **record})
     ranks.barrier()
@@ -116,7 +117,7 @@ def matched(shape: Preset, *, parameters: int, vocab_size: int, eos: int) -> Pre
     return found
 
 
-def _network(settings: BaselineSettings, base: LanguageModel) -> NetworkLM:
+def _with_network(settings: BaselineSettings, base: LanguageModel) -> NetworkLM:
     if not isinstance(base, NetworkLM):
         raise UserError(
             f"the baseline {settings.name!r} of kind {settings.kind!r} needs the base's network, and a "
@@ -125,7 +126,7 @@ def _network(settings: BaselineSettings, base: LanguageModel) -> NetworkLM:
     return base
 
 
-def _size(model: Any) -> int:
+def _size(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -133,19 +134,8 @@ def _base_size(base: LanguageModel) -> int:
     return _size(base.model) if isinstance(base, NetworkLM) else 0
 
 
-def _longer(
-    settings: LongerBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
-) -> dict[str, Any]:
-    model = copied(_network(settings, base).model)
-    set_dropout(model, settings.dropout)
-    record = train_network(model, settings, corpus, folder, rng, progress)
-    if Ranks.found().is_first:
-        save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
-    return record | {"parameters": _size(model)}
-
-
-def _balm(
-    settings: BalmBaseline,
+def _network(
+    settings: LongerBaseline | BalmBaseline,
     base: LanguageModel,
     corpus: Corpus,
     folder: Path,
@@ -153,22 +143,28 @@ def _balm(
     progress: Progress,
     base_preset: str,
 ) -> dict[str, Any]:
-    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "eos": base.eos}
-    shape = preset(settings.preset or base_preset)
-    if settings.parameters == "match":
-        own = _size(_network(settings, base).model)
-        shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
-    model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
+    more: dict[str, Any] = {}
+    if isinstance(settings, LongerBaseline):
+        model = copied(_with_network(settings, base).model)
+        set_dropout(model, settings.dropout)
+    else:
+        sizes = {"vocab_size": corpus.tokenizer.vocab_size, "eos": base.eos}
+        shape = preset(settings.preset or base_preset)
+        if settings.parameters == "match":
+            own = _size(_with_network(settings, base).model)
+            shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
+        model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
+        more = {"shape": asdict(shape)}
     record = train_network(model, settings, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
-    return record | {"parameters": _size(model), "shape": asdict(shape)}
+    return record | {"parameters": _size(model)} | more
 
 
 def _ralm(
     settings: RalmBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
-    ralm = Ralm.from_base(_network(settings, base).model, dropout=settings.dropout)
+    ralm = Ralm.from_base(_with_network(settings, base).model, dropout=settings.dropout)
     record = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         ralm.save(folder / _MODEL, eos=base.eos)
@@ -183,12 +179,8 @@ def _local(
     below, weights = ResidualLM(base, []), 0
     if settings.features != "ngram":
         layers = _layers(settings, base)
-        probe = LocalProbe(
-            layers=len(layers),
-            width=_network(settings, base).width,
-            rank=settings.rank,
-            vocab_size=base.vocab_size,
-        )
+        width = _with_network(settings, base).width
+        probe = LocalProbe(layers=len(layers), width=width, rank=settings.rank, vocab_size=base.vocab_size)
         probe.start(rng.child("weights"))
         below = ResidualLM(base, [probe], layers=layers)
         record |= train_correction(below, probe, settings, corpus, folder, rng, progress)
@@ -197,7 +189,12 @@ def _local(
         weights += _size(probe)
     if settings.features != "probe" and Ranks.found().is_first:
         started = time.process_time()
-        ngram, fit = _counted(settings, below, corpus, rng, progress)
+        about: dict[str, Any] = {"vocab_size": base.vocab_size, "eos": base.eos, "progress": progress}
+        count = partial(NgramLM.fit, corpus.stream("train"), tokenizer=corpus.tokenizer.fingerprint, **about)
+        ngram = LocalNgram([count(order=k) for k in range(1, settings.order + 1)])
+        windows = corpus.windows("validation")
+        rows = rng.child("windows").permutation(len(windows))[: settings.windows]
+        fit = fit_ngram_weights(ngram, below.read, windows.continuations(rows).to(below.device), progress)
         ngram.save(folder / _NGRAM)
         weights += _size(ngram)
         record["cpu_seconds"] += time.process_time() - started
@@ -206,23 +203,6 @@ def _local(
     return record | {"parameters": _base_size(base) + weights}
 
 
-def _counted(
-    settings: LocalBaseline, below: ResidualLM, corpus: Corpus, rng: Rng, progress: Progress
-) -> tuple[LocalNgram, dict[str, Any]]:
-    """Count the training text, then weigh the counts on validation windows."""
-    stream = corpus.stream("train")
-    sizes = {"vocab_size": below.vocab_size, "eos": below.eos}
-    name = corpus.tokenizer.fingerprint
-    models = [
-        NgramLM.fit(stream, **sizes, order=k, tokenizer=name, progress=progress) for k in range(1, settings.order + 1)
-    ]
-    windows = corpus.windows("validation")
-    rows = rng.child("windows").permutation(len(windows))[: settings.windows]
-    ngram = LocalNgram(models)
-    fit = fit_ngram_weights(ngram, below.read, windows.continuations(rows).to(below.device), progress)
-    return ngram, fit
-
-
 def _layers(settings: LocalBaseline, base: LanguageModel) -> tuple[int, ...]:
     """Those of a probe energy with the same settings."""
-    return layers_read(settings.layers, _network(settings, base).num_layers)
+    return layers_read(settings.layers, _with_network(settings, base).num_layers)

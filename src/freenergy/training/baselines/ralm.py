@@ -8,19 +8,18 @@ at the difference to it would be the base trained longer under another name.
 """
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from freenergy.core.sequences import Sequences
 from freenergy.energies.saving import copied
 from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.lm.presets import set_dropout
-from freenergy.training.baselines.reading import NetworkReader, Places, Reading
+from freenergy.training.baselines.residual import Correction, Reading, network_reader
 
 
 @final
@@ -30,7 +29,7 @@ class Ralm(nn.Module):
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
         self.network = network
-        self._reader = NetworkReader(network)
+        self._read = network_reader(network)
 
     @classmethod
     def from_base(cls, network: PreTrainedModel, *, dropout: float = 0.0) -> "Ralm":
@@ -46,9 +45,9 @@ class Ralm(nn.Module):
         set_dropout(twin, dropout)
         return cls(twin)
 
-    def forward(self, rows: Sequences, reading: Reading) -> Callable[[Places, Tensor], Tensor]:
+    def forward(self, rows: Sequences, reading: Reading) -> Correction:
         """Read the strings; what is returned gives f at places."""
-        own = self._reader.read(rows)
+        own = self._read(rows)
         return lambda at, log_p: own.scores(at)
 
     def save(self, folder: Path, *, eos: int) -> None:

@@ -5,25 +5,113 @@
 h is all that was read before: the context and x_<t. Unlike an energy, f is paid for at every place with a sum over the
 vocabulary, so P is exact and needs no Z; and unlike an energy, it never sees the whole of x. Several corrections are
 applied in turn, each to the law that the last one left. With f = 0 it is P_LM.
+
+Whole strings are read once, and then asked what comes next at any of their places. States [R, T, H] of all places are
+kept, predictions [m, V] are made for few places at a time: with a vocabulary of 49,152 those of one batch would not fit
+the memory.
+
+Legend: R rows of T tokens, m places, V vocabulary, K layers chosen, H width of the states.
 """
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation, normalised
+from freenergy.energies.saving import without_head
 from freenergy.lm.activations import NetworkLM
-from freenergy.lm.network_steps import log_softmax
-from freenergy.lm.stepping import PlainStepper, check_fits, in_chunks, started, sum_dtype, sum_tokens
-from freenergy.training.baselines.reading import NUMBERS, NetworkReader, Places, PlainReader, picked_in_parts, targets
+from freenergy.lm.network_steps import log_softmax, states_at
+from freenergy.lm.stepping import Stepper, begin, check_fits, in_chunks, started, sum_dtype, sum_tokens
 
 _ROWS = 64  # whole strings whose states are held at once
+_NUMBERS = 2**22  # of a prediction held at once: 16 MB in float32, and a few such arrays stand side by side
+
+
+class Places(NamedTuple):
+    """Where to predict from: after token ``place`` of row ``row``."""
+
+    row: Int[Tensor, " m"]
+    place: Int[Tensor, " m"]
+
+    def split(self, size: int) -> "list[Places]":
+        """At most ``size`` places at a time."""
+        return [Places(*both) for both in zip(self.row.split(size), self.place.split(size), strict=True)]
+
+
+class Reading(NamedTuple):
+    """Strings that have been read."""
+
+    scores: Callable[[Places], Float[Tensor, "m V"]]  # log P of every token, up to a constant of each place
+    states: Callable[[Places], Float[Tensor, "m K H"]]  # the hidden states that say so, of the chosen layers
+
+
+Correction = Callable[[Places, Float[Tensor, "m V"]], Float[Tensor, "m V"]]  # f at places where log P is given
+
+
+def network_reader(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Callable[[Sequences], Reading]:
+    """A network in two halves: states of whole strings, and the head that makes scores of some of them."""
+    trunk, head = without_head(model), model.get_output_embeddings()
+    if not isinstance(head, nn.Module) or not _is_whole(model, head):
+        raise UserError(
+            f"{type(model).__name__} does more to its last states than its head says, so that its predictions "
+            'cannot be made place by place: take a baseline of kind "longer" or "balm"'
+        )
+
+    def read(rows: Sequences) -> Reading:
+        out = trunk(rows.tokens, use_cache=False, output_hidden_states=bool(layers))
+        chosen = states_at(out, layers, rows.tokens)
+
+        def scores(at: Places) -> Tensor:
+            logits: Tensor = head(out.last_hidden_state[at.row, at.place])
+            return logits if logits.dtype == torch.float64 else logits.float()
+
+        return Reading(scores, lambda at: chosen[at.row, at.place])
+
+    return read
+
+
+@torch.no_grad()
+def _is_whole(model: PreTrainedModel, head: nn.Module) -> bool:
+    """Finds out on a short text whether the architecture changes its logits after the head."""
+    V = model.config.get_text_config().vocab_size
+    tokens = torch.tensor([[(997 * i + 17) % V for i in range(4)]], device=model.device)
+    found = head(without_head(model)(tokens, use_cache=False).last_hidden_state)
+    wanted = model(tokens, use_cache=False).logits
+    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=1e-3)
+
+
+def plain_reader(lm: LanguageModel) -> Callable[[Sequences], Reading]:
+    """Any language model, asked for one prediction after another; it shows no states."""
+
+    def read(rows: Sequences) -> Reading:
+        nothing = torch.zeros(*rows.tokens.shape, 0, 0, device=rows.tokens.device)
+        return Reading(lambda at: lm.next_log_probs(before(rows, at)), lambda at: nothing[at.row, at.place])
+
+    return read
+
+
+def before(rows: Sequences, at: Places) -> Sequences:
+    """What has been read at each place: the tokens up to and with it."""
+    return Sequences(rows.tokens[at.row], at.place + 1)
+
+
+def targets(x: Continuations) -> tuple[Sequences, Places, Int[Tensor, " m"], Int[Tensor, " m"]]:
+    """The whole strings of continuations; the places that predict them; their tokens; and the number of each token.
+
+    Numbers count along the flattened [B, N, L]; contexts must not be empty.
+    """
+    R, L = x.shape[0] * x.shape[1], x.tokens.shape[2]
+    starts = x.contexts.lengths.repeat_interleave(x.shape[1])
+    row, i = x.mask.reshape(R, L).nonzero(as_tuple=True)
+    return x.joined(), Places(row, starts[row] + i - 1), x.tokens.reshape(R, L)[row, i], row * L + i
 
 
 @final
@@ -41,13 +129,13 @@ class ResidualLM:
         self.base, self.corrections = base, list(corrections)
         self.vocab_size, self.eos, self.max_length = base.vocab_size, base.eos, base.max_length
         self.device = base.model.device if isinstance(base, NetworkLM) else torch.device("cpu")
-        self._reader = NetworkReader(base.model, layers) if isinstance(base, NetworkLM) else PlainReader(base)
-        self.places_at_once = max(1, NUMBERS // self.vocab_size)
+        self._reader = network_reader(base.model, layers) if isinstance(base, NetworkLM) else plain_reader(base)
+        self.places_at_once = max(1, _NUMBERS // self.vocab_size)
 
     def read(self, rows: Sequences) -> Callable[[Places], Float[Tensor, "m V"]]:
         """Read whole strings once; what is returned gives log P(v | h) at any of their places."""
-        reading = self._reader.read(rows)
-        scorers = [correction(rows, reading) for correction in self.corrections]
+        reading = self._reader(rows)
+        scorers: list[Correction] = [correction(rows, reading) for correction in self.corrections]
 
         def log_probs(at: Places) -> Tensor:
             log_p = log_softmax(reading.scores(at))
@@ -64,19 +152,18 @@ class ResidualLM:
         if not B or not N or not L:
             return torch.zeros(B, N, dtype=sum_dtype(self.device), device=self.device)
         check_fits(x.contexts, L, self.max_length)
-        per_chunk = max(1, _ROWS // N)
-        chunks = [x[b : b + per_chunk] for b in range(0, B, per_chunk)]
-        return torch.cat([self._log_prob_of_some(chunk) for chunk in chunks])
-
-    def _log_prob_of_some(self, x: Continuations) -> Float[Tensor, "B N"]:
-        parts = [x.candidates(slice(n, n + _ROWS)) for n in range(0, x.shape[1], _ROWS)]
-        return torch.cat([self._log_prob(part) for part in parts], dim=1)
+        chunks = [x[b : b + max(1, _ROWS // N)] for b in range(0, B, max(1, _ROWS // N))]
+        columns = [slice(n, n + _ROWS) for n in range(0, N, _ROWS)]
+        return torch.cat([torch.cat([self._log_prob(some.candidates(n)) for n in columns], 1) for some in chunks])
 
     def _log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
         rows, at, tokens, number = targets(x)
         values = torch.zeros(x.tokens.numel(), dtype=sum_dtype(self.device), device=self.device)
-        if len(at):
-            values[number] = picked_in_parts(self.read(rows), at, tokens, self.places_at_once).to(values)
+        if len(number):
+            log_probs, size = self.read(rows), self.places_at_once
+            parts = zip(at.split(size), tokens.split(size), strict=True)
+            picked = [log_probs(some).gather(1, token.unsqueeze(1)).squeeze(1) for some, token in parts]
+            values[number] = torch.cat(picked).to(values)
         return sum_tokens(values.view(x.tokens.shape), x.mask)
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
@@ -96,13 +183,9 @@ class ResidualLM:
     ) -> Draws:
         """``num`` independent continuations of each context."""
         contexts = contexts.to(self.device)
-        readable = started(contexts, self.eos).trimmed()
-        check_fits(readable, space.length, self.max_length)
+        check_fits(started(contexts, self.eos), space.length, self.max_length)
 
-        def next_and_no_states(some: Sequences) -> tuple[Tensor, Tensor]:
-            return self.next_log_probs(some), torch.zeros(len(some), 0, 0, device=self.device)
-
-        def read(part: slice) -> Callable[[int], PlainStepper]:
-            return lambda count: PlainStepper(next_and_no_states, readable[part], count)
+        def read(part: slice) -> Callable[[int], Stepper]:
+            return lambda count: begin(self, contexts[part], count, space.length)
 
         return in_chunks(read, contexts, num, space, rng, truncation, rows=self.places_at_once)

@@ -9,41 +9,52 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.training.settings import Optimisation
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,49}")
 
 
-def _check(name: str, dropout: float = 0.0, **counts: int) -> None:
-    if not _NAME.fullmatch(name):
-        raise UserError(f"name is {name[:60]!r}: take up to 50 letters, digits, dots, dashes and underscores")
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout is {dropout}: set it to at least 0 and below 1")
-    for key, value in counts.items():
-        if value < 1:
-            raise UserError(f"{key} is {value}: set it to 1 or more")
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongerBaseline:
-    """The base's own network, trained on with a schedule of its own; for a pretrained base that is fine-tuning."""
+class TrainedBaseline:
+    """The settings of every baseline: each learns from blocks of text."""
 
-    kind: Literal["longer"] = "longer"
-    name: str = "longer"
+    kind: str
+    name: str
     block: int = 160  # tokens of a training row
-    dropout: float = 0.0
     validation_tokens: int = 50_000  # of the validation text, read for early stopping
     optimisation: Optimisation = field(default_factory=lambda: Optimisation(steps=400, warmup=50, validate_every=50))
 
     def __post_init__(self) -> None:
-        _check(self.name, self.dropout, block=self.block, validation_tokens=self.validation_tokens)
+        if not _NAME.fullmatch(self.name):
+            raise UserError(f"name is {self.name[:60]!r}: take up to 50 letters, digits, dots, dashes and underscores")
+        check_range(self, "block", "validation_tokens", at_least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkBaseline(TrainedBaseline):
+    """The settings of a baseline that is a transformer."""
+
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        TrainedBaseline.__post_init__(self)
+        check_range(self, "dropout", at_least=0, below=1)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalmBaseline:
+class LongerBaseline(NetworkBaseline):
+    """The base's own network, trained on with a schedule of its own; for a pretrained base that is fine-tuning."""
+
+    kind: Literal["longer"] = "longer"
+    name: str = "longer"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalmBaseline(NetworkBaseline):
     """A bigger network of the shape of ``preset``, trained from scratch on the same text.
 
     ``parameters``: "match" widens the shape until it has as many parameters as the base and ``extra`` more; "preset"
@@ -55,13 +66,10 @@ class BalmBaseline:
     preset: str = ""  # none given: the preset that the base was trained by
     parameters: Literal["match", "preset"] = "match"
     extra: int | None = None  # parameters of the energy; none given: as many again as the base has
-    block: int = 160
-    dropout: float = 0.0
-    validation_tokens: int = 50_000
     optimisation: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        _check(self.name, self.dropout, block=self.block, validation_tokens=self.validation_tokens)
+        NetworkBaseline.__post_init__(self)
         if self.extra is not None and (self.extra < 0 or self.parameters == "preset"):
             raise UserError(
                 f'extra is {self.extra} and parameters "{self.parameters}": extra is 0 or more, and goes with "match"'
@@ -70,23 +78,16 @@ class BalmBaseline:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RalmBaseline:
+class RalmBaseline(NetworkBaseline):
     """The residual auto-regressive model: a second network, initially a copy of the base, whose logits are added."""
 
     kind: Literal["ralm"] = "ralm"
     name: str = "ralm"
-    block: int = 160
-    dropout: float = 0.0
-    validation_tokens: int = 50_000
-    optimisation: Optimisation = field(default_factory=lambda: Optimisation(steps=400, warmup=50, validate_every=50))
-
-    def __post_init__(self) -> None:
-        _check(self.name, self.dropout, block=self.block, validation_tokens=self.validation_tokens)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalBaseline:
+class LocalBaseline(TrainedBaseline):
     """The features of a linear energy, used place by place.
 
     "ngram": n-gram models of the training text and repetition, fitted to validation windows. "probe": the base's hidden
@@ -100,20 +101,11 @@ class LocalBaseline:
     windows: int = 50  # of the validation text, whose tokens the n-gram weights are fitted to
     layers: tuple[int, ...] = ()  # hidden states that are read; none given: those of the probe energy
     rank: int = 64  # of the map from states to the vocabulary
-    block: int = 160
-    validation_tokens: int = 50_000
-    optimisation: Optimisation = field(default_factory=lambda: Optimisation(steps=400, warmup=50, validate_every=50))
 
     def __post_init__(self) -> None:
-        _check(
-            self.name,
-            windows=self.windows,
-            rank=self.rank,
-            block=self.block,
-            validation_tokens=self.validation_tokens,
-        )
-        if not 1 <= self.order <= 8:
-            raise UserError(f"order is {self.order}: set it to at least 1 and at most 8")
+        TrainedBaseline.__post_init__(self)
+        check_range(self, "windows", "rank", at_least=1)
+        check_range(self, "order", at_least=1, at_most=8)
 
 
 BaselineSettings = LongerBaseline | BalmBaseline | RalmBaseline | LocalBaseline

@@ -26,7 +26,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
 from freenergy.lm.networks.protocol import Batch, Data, Lanes, Network, Recurrent
 from freenergy.objectives.earm import EARM, Denominators, Steps, Sums
-from freenergy.training.lm_loss import LanguageModelLoss
+from freenergy.training.settings import LanguageModelLoss
 from freenergy.training.task import Validation
 
 _SMOOTH = 0.95  # decay of the averages that detect divergence: about twenty steps

@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Progress
@@ -67,10 +68,8 @@ class Distilling:
     )
 
     def __post_init__(self) -> None:
-        for name, least in {"draws": 2, "validation_windows": 1, "validation_draws": 2, "measured_draws": 2}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name} is {value}: set it to {least} or more")
+        check_range(self, "draws", "validation_draws", "measured_draws", at_least=2)
+        check_range(self, "validation_windows", at_least=1)
 
 
 def shares(log_weight: Float[Tensor, "B n"]) -> Float[Tensor, "B n"]:
