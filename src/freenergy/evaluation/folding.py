@@ -17,6 +17,7 @@ from freenergy.corpus import Corpus
 from freenergy.evaluation.certified import WindowNumbers
 from freenergy.evaluation.examples import Chooser, shown_window
 from freenergy.evaluation.figure_numbers import curve_numbers, density_numbers
+from freenergy.evaluation.ranking import ranking_numbers
 
 
 @final
@@ -27,7 +28,7 @@ class Folding:
         self._corpus, self._samples = corpus, samples
         self._choose, self._seen = Chooser(versions, rng), 0
         self._numbers: list[WindowNumbers] = []
-        self._tensors: dict[str, list[Tensor]] = {"base": [], "joint": [], "curve": [], "densities": []}
+        self._tensors: dict[str, list[Tensor]] = {"base": [], "joint": [], "curve": [], "densities": [], "ranking": []}
         self.samples: list[dict[str, Any]] = []
         self.examples: list[dict[str, Any]] = []
 
@@ -35,7 +36,8 @@ class Folding:
         """The next windows."""
         found, columns = WindowNumbers.of(scores), self._choose(scores)
         first = {name: chosen[:, 0] for name, chosen in columns.items()}
-        new = {"curve": curve_numbers(scores), "densities": density_numbers(scores, found.Z, first), **columns}
+        new = {"curve": curve_numbers(scores), "densities": density_numbers(scores, found.Z, first)}
+        new |= {"ranking": ranking_numbers(scores), **columns}
         self._numbers.append(found)
         for name, values in new.items():
             self._tensors[name].append(values)
@@ -51,5 +53,5 @@ class Folding:
         return WindowNumbers.cat(self._numbers)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return ``curve``, ``densities``, or which candidates are ``base`` and ``joint`` text, of all windows."""
+        """Return ``curve``, ``densities``, ``ranking``, or which candidates are ``base`` and ``joint`` text, of all windows."""
         return torch.cat(self._tensors[name])

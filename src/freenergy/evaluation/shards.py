@@ -1,6 +1,6 @@
 """All slow shards of an evaluation, so that workers can make them in any order before ``measure`` reads them.
 
-    ("windows", who, is_certified, file, rows)    ("scores", chunk)    ("position", window)
+    ("windows", who, is_certified, file, rows)   ("rung", name, file, rows)   ("scores", chunk)   ("position", window)
 
 Each is made by the very function that ``measure`` would call for it.
 """
@@ -35,6 +35,8 @@ class EvaluationShards:
             items += self._log_probs(name, rows)
             if subject.joint is not None:
                 items += self._log_probs(name, subject.joint.store.rows.numpy(), is_certified=True)
+        for name in subject.below:
+            items += self._rung(name)
         return items
 
     def make(self, item: Item) -> None:
@@ -45,6 +47,9 @@ class EvaluationShards:
                 lm = subject.lm if who is None else subject.baselines[who]
                 path = log_probs_folder(self.folder, who, is_certified=is_certified) / file
                 write_log_probs(lm, subject.windows, np.array(rows, dtype=np.int64), path)
+            case ("rung", name, file, rows):
+                path = self.folder / "rungs" / name / file
+                write_log_probs(subject.below[name], subject.windows, np.array(rows, dtype=np.int64), path)
             case ("scores", k):
                 assert self.cache is not None
                 assert subject.joint is not None
@@ -67,6 +72,11 @@ class EvaluationShards:
         for b in range(0 if joint is None else min(joint.position_windows, len(joint.store))):
             if not position_path(self.folder, b).is_file():
                 yield "position", b
+
+    def _rung(self, name: str) -> Iterator[Item]:
+        for path, some in log_prob_shards(self.subject.compared_rows, self.folder / "rungs" / name):
+            if not path.is_file():
+                yield "rung", name, path.name, tuple(some.tolist())
 
     def _log_probs(self, who: str | None, rows: np.ndarray, *, is_certified: bool = False) -> Iterator[Item]:
         folder = log_probs_folder(self.folder, who, is_certified=is_certified)

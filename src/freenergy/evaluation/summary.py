@@ -8,13 +8,13 @@ The result is JSON-like: plain numbers with their intervals. Everything slow is 
 folder, so that an evaluation that was interrupted resumes where it was and ends with the same bits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Float, Integer
 from torch import nn
 
 from freenergy.core.progress import Progress
@@ -26,8 +26,10 @@ from freenergy.evaluation.certified import residual_report, together
 from freenergy.evaluation.examples import base_samples, picked
 from freenergy.evaluation.figure_numbers import densities, draws_curve
 from freenergy.evaluation.folding import Folding
+from freenergy.evaluation.ladder import ENERGY, ladder
 from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
+from freenergy.evaluation.ranking import ranking_of
 from freenergy.evaluation.scores import WINDOWS, log_probs_folder, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import CountedText, text_statistics, training_text
 from freenergy.models.residual import Residual
@@ -63,12 +65,19 @@ class Subject:
     rows: Integer[np.ndarray, " W"]  # the windows that language models are measured on
     samples: int  # windows whose texts are shown
     baselines: dict[str, LanguageModel]
+    below: dict[str, LanguageModel] = field(default_factory=dict)  # the rungs of the ladder below ``lm``, lowest first
+    rung: str = "base"  # the name of ``lm``'s own
     joint: ResidualSubject | None = None
 
     @property
     def residual(self) -> Residual:
         """The base with the energy, where there is one."""
         return Residual(self.lm) if self.joint is None else Residual(self.lm, self.joint.energy)
+
+    @property
+    def compared_rows(self) -> Integer[np.ndarray, " W"]:
+        """The windows on which all rungs are compared: the residual model's, where there is one."""
+        return self.rows if self.joint is None else self.joint.store.rows.numpy()
 
 
 def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
@@ -80,17 +89,30 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     head = {"split": subject.split, "windows": len(counts), "documents": report.documents, "tokens": report.tokens}
     summary: dict[str, Any] = {**head, "base": report.to_json()}
     on_certified: Compared | None = None
+    own = {subject.rung: log_base}
     if subject.joint is not None:
-        found, on_certified = _joint(subject, subject.joint, folder, rng, progress)
+        found, on_certified, own = _joint(subject, subject.joint, folder, rng, progress)
         summary |= found
     else:
         summary["samples"] = base_samples(subject.lm, subject.corpus, windows, subject.samples, rng, progress)
     on_rows = Compared(log_base, log_base, counts)
+    on_ladder = counts if on_certified is None else on_certified.counts
+    summary["ladder"] = ladder(_below(subject, folder, progress) | own, on_ladder, rng.child("ladder"))
     summary["baselines"] = {
         name: _baseline(name, lm, subject, on_rows, on_certified, folder, rng.child("baselines", name), progress)
         for name, lm in subject.baselines.items()
     }
     return summary
+
+
+def _below(subject: Subject, folder: Path, progress: Progress) -> dict[str, Float[np.ndarray, " W"]]:
+    """log P of the compared windows by the rungs below."""
+    return {
+        name: window_log_probs(
+            lm, subject.windows, subject.compared_rows, folder / "rungs" / name, f"rung {name}", progress
+        )
+        for name, lm in subject.below.items()
+    }
 
 
 def score_cache(subject: Subject, joint: ResidualSubject) -> FeatureCache:
@@ -101,8 +123,8 @@ def score_cache(subject: Subject, joint: ResidualSubject) -> FeatureCache:
 
 def _joint(
     subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress
-) -> tuple[dict[str, Any], Compared]:
-    """Report on the residual model, and return its certificate for others to be compared with."""
+) -> tuple[dict[str, Any], Compared, dict[str, Float[np.ndarray, " W"]]]:
+    """Report on the residual model, and return its certificate and the two highest rungs for others to be compared."""
     rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
     counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
     folding = Folding(subject.corpus, subject.samples, _VERSIONS, rng.child("texts"))
@@ -120,15 +142,17 @@ def _joint(
         for name, chosen in {"human": human, "base": folding["base"], "joint": folding["joint"]}.items()
     }
     certified = numbers.log_p["certified"].numpy()
-    return {
+    found = {
         "joint": report.to_json(),
         "draws_curve": draws_curve(folding["curve"], numbers.log_base, counts, numbers.draws),
         "densities": densities(folding["densities"], counts),
         "text": text_statistics(texts, training_text(subject.corpus), progress),
+        "ranking": ranking_of(folding["ranking"], counts, numbers.draws, rng.child("ranking")),
         "by_position": _positions(subject, joint, folder, rng, progress),
         "samples": folding.samples,
         "examples": folding.examples,
-    }, Compared(certified, certified, counts)
+    }
+    return found, Compared(certified, certified, counts), {subject.rung: numbers.log_base.numpy(), ENERGY: certified}
 
 
 def _positions(

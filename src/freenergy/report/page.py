@@ -14,6 +14,7 @@ from markupsafe import Markup
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
+from freenergy.evaluation.ladder import verdict
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.load import load_recipe, recipes
 from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
@@ -44,7 +45,7 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
     environment = templates()
     environment.filters["playground"] = _in_playground
     records = {stage.name: run.finished(stage.name) for stage in run.recipe.stages()}
-    joint, text = evaluation.get("joint"), evaluation.get("text")
+    joint, text, rungs = evaluation.get("joint"), evaluation.get("text"), evaluation.get("ladder") or []
     return environment.get_template("report.html.j2").render(
         name=run.recipe.name,
         about=run.recipe.about,
@@ -54,6 +55,9 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
         beaten=beaten(evaluation),
         joint=joint,
         headline=tables.headline(evaluation),
+        ladder=tables.rungs(rungs) if len(rungs) > 1 else None,
+        which_paid=verdict(rungs),
+        ranking=tables.ranking(evaluation["ranking"]) if evaluation.get("ranking") else None,
         diagnostics=tables.diagnostics(joint) if joint else None,
         text=tables.text_statistics(text) if text else None,
         figures=[(drawing, Markup(drawing.inline()) if drawing.svg else "") for drawing in drawings],

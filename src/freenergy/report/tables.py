@@ -81,6 +81,37 @@ def _baseline(name: str, found: dict[str, Any]) -> list[str]:
     ]
 
 
+def rungs(rows: list[dict[str, Any]]) -> ReportTable:
+    """Return the ladder: what each rung gains over the one below it, on the same windows."""
+    cells = []
+    for row in rows:
+        below, over_base = row.get("over_below") or {}, row.get("over_base") or {}
+        cells.append([
+            row["name"], row["kind"], number(row["perplexity"]), interval(row["interval"]),
+            gain(below.get("percent")), gain_interval(below.get("interval")), gain(over_base.get("percent")),
+            minutes(row.get("cpu_seconds")),
+        ])  # fmt: skip
+    return ReportTable(
+        caption="The ladder: each rung stands on the one above it in this table; the same windows for all",
+        columns=("rung", "measured", "per token", "95 % interval", "gain over the rung before", "95 % interval",
+                 "gain over the base", "CPU minutes"),
+        rows=cells,
+    )  # fmt: skip
+
+
+def ranking(found: dict[str, Any]) -> ReportTable:
+    """Return how well each rule tells real text from draws."""
+    names = {"likelihood": "the base's likelihood", "energy": "the energy", "model": "likelihood and energy"}
+    rows = [[title, *(_share(found[rule][key]) for key in ("first", "pairs", "auc"))] for rule, title in names.items()]
+    chance = found["chance"]
+    rows.append(["chance", *(percent(chance[key]) for key in ("first", "pairs", "auc"))])
+    return ReportTable(
+        caption=f"Telling real text from draws ({found['candidates']} candidates for each prefix)",
+        columns=("ranked by", "real text comes first", "real text beats a draw", "AUC as a detector"),
+        rows=rows,
+    )
+
+
 def diagnostics(joint: dict[str, Any]) -> ReportTable:
     """Return the diagnostics of the estimates, each with its meaning."""
     Z, sure = joint.get("log_partition") or {}, joint["gain"]

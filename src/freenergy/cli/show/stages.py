@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from freenergy.cli.show.tables import OUT, interval, percent, short, show_table, tail
 from freenergy.core.files import RERUN, corruption_as_user_error
-from freenergy.core.format import significant
+from freenergy.core.format import minutes, significant
+from freenergy.evaluation.ladder import verdict
 from freenergy.recipes import StageResult
 
 
@@ -93,6 +94,9 @@ def show_evaluation(summary: dict[str, Any]) -> None:
     show_table(f"Perplexity ({where})", columns, rows)
     if joint:
         _show_gain(joint)
+    _show_ladder(summary.get("ladder") or [])
+    if ranking := summary.get("ranking"):
+        _show_ranking(ranking)
     for name, found in summary["baselines"].items():
         verdict = found["verdict"] and f"; {found['verdict']}"
         OUT.print(f"  {escape(name)}: gain over the base {percent(found['against_base'])}{escape(verdict)}")
@@ -132,6 +136,29 @@ def _show_gain(joint: dict[str, Any]) -> None:
     )
     if joint["verdict"]:
         OUT.print(f"  [bold]mind:[/bold] {escape(joint['verdict'])}")
+
+
+def _show_ladder(rungs: list[dict[str, Any]]) -> None:
+    """What each rung gains over the one before, and which of them paid."""
+    if len(rungs) < 2:
+        return
+    rows = []
+    for row in rungs:
+        gains = ["" if row[key] is None else percent(row[key]) for key in ("over_below", "over_base")]
+        cost = minutes(row.get("cpu_seconds"))
+        rows.append([row["name"], row["kind"], significant(row["perplexity"]), interval(row["interval"]), *gains, cost])
+    columns = ["rung", "measured", "per token", "95 % interval", "gain over the rung before", "gain over the base"]
+    show_table("The ladder (the same windows for all rungs)", [*columns, "CPU minutes"], rows)
+    OUT.print(f"  [bold]{escape(verdict(rungs))}[/bold]")
+
+
+def _show_ranking(ranking: dict[str, Any]) -> None:
+    rows = []
+    for rule in ("likelihood", "energy", "model"):
+        cells = [f"{significant(100 * ranking[rule][key][0])} %" for key in ("first", "pairs", "auc")]
+        rows.append([rule, *cells])
+    columns = ["ranked by", "real text first", "real text beats a draw", "AUC as a detector"]
+    show_table(f"Real text among {ranking['candidates']} candidates", columns, rows)
 
 
 def _show_text(text: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
 SUMMARY = "evaluation.json"
+RUNG_STAGES = {"energy": ("negatives", "energy")}  # the stages that a rung costs, where they are not called like it
 
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
@@ -98,6 +99,9 @@ def read_summary(run: ResidualRun, folder: Path) -> dict[str, Any]:
     records = {stage.name: run.stage(stage.name) / "stage.json" for stage in run.recipe.stages()}
     done = {name: read_json(path) for name, path in records.items() if path.is_file()}
     summary["cost"] = {name: {key: record.get(key) for key in _TIMES} for name, record in done.items()}
+    for row in summary.get("ladder", ()):
+        spent = [done.get(name, {}).get("cpu_seconds") for name in RUNG_STAGES.get(row["name"], (row["name"],))]
+        row["cpu_seconds"] = sum(filter(None, spent)) if all(spent) else None
     if summary["baselines"]:
         from freenergy.recipes.stages.baselines import baseline_records
 
