@@ -60,8 +60,15 @@ def test_the_object_has_what_was_promised(done, call):
     assert found["examples"][0]["best"]["energy"] <= found["examples"][0]["worst"]["energy"]
     assert {"corpus", "base", "energy", "evaluation"} <= set(found["cost"])
     assert found["cost"]["evaluation"]["cpu_seconds"] > 0
+    base, energy = found["ladder"]
+    assert (base["perplexity"], energy["perplexity"]) == pytest.approx(
+        (joint["base_perplexity"], joint["perplexity"]["certified"])
+    )
+    assert energy["over_below"]["percent"] == pytest.approx(joint["gain"]["percent"])
+    assert energy["cpu_seconds"] > 0
+    assert found["ranking"]["energy"]["pairs"][0] == pytest.approx(joint["pair_accuracy"])
     file = read_json(folder / "evaluation" / "evaluation.json")
-    timed = {"cost", "baselines"}  # what has times in it
+    timed = {"cost", "baselines", "ladder"}  # what has times in it
     assert {key: value for key, value in found.items() if key not in timed} == {
         key: value for key, value in file.items() if key not in timed
     }

@@ -35,7 +35,7 @@ from freenergy.recipes.stages.evaluation import (
     residual_subject,
 )
 from freenergy.recipes.stages.given_text import GIVEN, GivenText, given_text, measured_windows
-from freenergy.recipes.stages.language_models import load_base, rung_names
+from freenergy.recipes.stages.language_models import load_base, lower_rungs, rung_names
 from freenergy.recipes.stages.negatives import BASE_ALONE, identify
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Step, is_current, run, working_in
@@ -149,6 +149,8 @@ def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_base
         rows=store.rows.sort().values.numpy(),
         samples=run.recipe.evaluation.samples,
         baselines=open_all_baselines(run, corpus) if with_baselines else {},
+        below=lower_rungs(run, corpus),
+        rung=rung_names(run)[-1],
         joint=residual_subject(run, corpus, lm, store),
     )
     return EvaluationShards(subject, run.folder / "evaluations" / name, Rng(run.recipe.seed).child("evaluation"))

@@ -19,7 +19,7 @@ from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.energy import MODEL
-from freenergy.recipes.stages.language_models import RUNGS, load_base
+from freenergy.recipes.stages.language_models import RUNGS, load_base, lower_rungs, rung_names
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
@@ -64,6 +64,8 @@ def _shards(opened: Opened) -> EvaluationShards:
         rows=choose_windows(len(windows), settings.windows, settings.split, rng.child("windows")),
         samples=settings.samples,
         baselines=open_all_baselines(run, corpus),
+        below=lower_rungs(run, corpus),
+        rung=rung_names(run)[-1],
         joint=None if run.recipe.energy is None else residual_subject(run, corpus, lm, open_candidates(run, corpus)),
     )
     return EvaluationShards(subject, run.stage("evaluation"), rng)

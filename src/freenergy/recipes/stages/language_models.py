@@ -38,6 +38,6 @@ def load_network(run: ResidualRun, corpus: Corpus) -> LanguageModel:
     return load_lm(run.stage(names[-1]), corpus.tokenizer)
 
 
-def rungs(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]:
-    """Loads all rungs by name, in order."""
-    return {name: load_lm(run.stage(name), corpus.tokenizer) for name in rung_names(run)}
+def lower_rungs(run: ResidualRun, corpus: Corpus) -> dict[str, LanguageModel]:
+    """Loads the rungs below the last one by name, in order: what the ladder compares it with."""
+    return {name: load_lm(run.stage(name), corpus.tokenizer) for name in rung_names(run)[:-1]}
