@@ -53,5 +53,5 @@ class Folding:
         return WindowNumbers.cat(self._numbers)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return ``curve``, ``densities``, ``ranking``, or which candidates are ``base`` and ``joint`` text, of all windows."""
+        """Return ``curve``, ``densities``, ``ranking``, or which candidates are ``base`` and ``joint`` text."""
         return torch.cat(self._tensors[name])

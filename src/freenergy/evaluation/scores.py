@@ -7,6 +7,7 @@ evaluation in shards that are written atomically, and what was scored before a c
 
     windows/<who>/      log P of windows' own texts, by the base and each baseline, some windows per shard
     certified/<who>/    the same of each baseline on the windows of the residual model
+    rungs/<name>/       the same of the rungs below the base in use, on the windows that all rungs are compared on
     scores/             log P_LM and E of candidates, some windows per shard
     positions/          log P of each token, one window per shard (``evaluation.positions``)
 
