@@ -1,4 +1,4 @@
-"""Where a run's language model comes from when no network is trained: counted, found, or behind a server."""
+"""Where a run's language model comes from when it has no weights of its own: counted, or behind a server."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -20,15 +20,6 @@ class NgramBase:
 
     def __post_init__(self) -> None:
         check_range(self, "order", at_least=1, at_most=_LONGEST_NGRAM)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainedBase:
-    """A checkpoint as it is: a named resource, a Hugging Face id, a folder or a GGUF file."""
-
-    kind: Literal["pretrained"] = "pretrained"
-    path: str
 
 
 @final

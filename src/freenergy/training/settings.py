@@ -87,6 +87,33 @@ class ScheduledSampling:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TuneSettings:
+    """Fine-tuning of a base on the training text: all its weights, or low-rank additions that are merged into them."""
+
+    method: Literal["full", "lora"] = "full"
+    rank: int = 8  # r of LoRA
+    alpha: int = 16  # its additions are scaled by alpha / rank
+    targets: tuple[str, ...] = ()  # names of the layers that LoRA adapts; none given: all linear ones but the head
+    documents: float | None = None  # share of the training documents that it reads, the first ones; none given: all
+    block: int = 128  # tokens of a training row
+    dropout: float = 0.0
+    validation_tokens: int = 10_000  # of the validation text, read for early stopping
+    optimisation: Optimisation = field(
+        default_factory=lambda: Optimisation(
+            steps=200, batch_size=4, learning_rate=1e-4, warmup=10, weight_decay=0.01, validate_every=20, patience=3
+        )
+    )
+
+    def __post_init__(self) -> None:
+        check_range(self, "rank", "alpha", "block", "validation_tokens", at_least=1)
+        check_range(self, "documents", above=0, at_most=1)
+        check_range(self, "dropout", at_least=0, below=1)
+        if self.targets and self.method == "full":
+            raise UserError('targets name the layers that LoRA adapts: set method = "lora", or leave them out')
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModelLoss:
     """Cross-entropy, and what ``training.tasks.autoregressive`` adds to it, in any combination."""
 
@@ -98,6 +125,16 @@ class LanguageModelLoss:
     def __post_init__(self) -> None:
         check_range(self, "level", at_least=0, hint=", the weight of the squared log-sum of logits")
         check_range(self, "label_smoothing", at_least=0, below=1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainedBase:
+    """A checkpoint as it is: a named resource, a Hugging Face id, a folder or a GGUF file."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    path: str
+    tune: TuneSettings | None = None  # a stage of its own, after ``base``
 
 
 @final
@@ -117,6 +154,7 @@ class TrainedBase:
     memory: int = 0  # tokens before the block that are seen without gradient; the text is then read in its order
     validation_tokens: int = 50_000  # of the validation text, read for early stopping
     optimisation: Optimisation = field(default_factory=Optimisation)
+    tune: TuneSettings | None = None  # a stage of its own, after ``base``
 
     def __post_init__(self) -> None:
         check_range(self, "block", "validation_tokens", at_least=1)

@@ -23,11 +23,10 @@ from freenergy.corpus.settings import BytePairTokenizer
 from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import locate_model
 from freenergy.lm.presets import preset
-from freenergy.lm.settings import PretrainedBase
 from freenergy.lm.shapes import Shape, shape_in, shape_of
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
-from freenergy.training.settings import Optimisation, TrainedBase
+from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase
 from freenergy.training.tasks.masked import VALIDATION_TOKENS
 
 _FLOAT = 4

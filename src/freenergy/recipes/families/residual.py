@@ -2,7 +2,7 @@
 
 P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
 
-corpus → base → negatives → energy → candidates → baselines → evaluation
+corpus → base → (tuned) → negatives → energy → candidates → baselines → evaluation
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.registry import AnyEnergy
 from freenergy.evaluation.perplexity import Measurement
-from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.noise.settings import NegativeSettings
 from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
-from freenergy.training.settings import EnergyTraining, TrainedBase
+from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase
 
 
 @final
@@ -87,9 +87,11 @@ class ResidualRecipe(CommonRecipe):
 
     def stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stages that the sections ask for."""
-        from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives
+        from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives, tuned
 
         chosen: list[Stage[Any]] = [corpus.STAGE, base.STAGE]
+        if isinstance(self.base, TrainedBase | PretrainedBase) and self.base.tune:
+            chosen.append(tuned.STAGE)
         if self.energy is not None:
             chosen += [negatives.STAGE, energy.STAGE, candidates.STAGE]
         if self.baselines:

@@ -1,6 +1,7 @@
 """Stage ``base``: the language model, trained, counted, found or reached."""
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Corpus
 from freenergy.lm.load import RECORD, load_lm, locate_model
-from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
+from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.runs.run import Plan, Stage
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.settings import TrainedBase
+from freenergy.training.settings import PretrainedBase, TrainedBase
+
+AnyBase = TrainedBase | NgramBase | PretrainedBase | RemoteBase
 
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
@@ -24,13 +27,16 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
     if isinstance(settings, TrainedBase):
         _check_ranks(settings)
     checkpoint, made_of = base_inputs(settings, progress)
-    inputs = {"seed": run.recipe.seed, "settings": settings, **made_of}
+    inputs = {"seed": run.recipe.seed, "settings": _without_rungs(settings), **made_of}
     return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
 
 
-def base_inputs(
-    settings: TrainedBase | NgramBase | PretrainedBase | RemoteBase, progress: Progress
-) -> "tuple[_Checkpoint | None, dict[str, Any]]":
+def _without_rungs(settings: AnyBase) -> AnyBase:
+    """Leave out the sections of stages that come after this one."""
+    return replace(settings, tune=None) if isinstance(settings, TrainedBase | PretrainedBase) else settings
+
+
+def base_inputs(settings: AnyBase, progress: Progress) -> "tuple[_Checkpoint | None, dict[str, Any]]":
     """Returns the checkpoint that a base begins as, and what a stage's key needs to know of that or of the preset."""
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
@@ -89,24 +95,37 @@ def _work(run: ResidualRun, checkpoint: _Checkpoint | None, folder: Path, progre
 def _train(
     settings: TrainedBase, start: Path | None, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
-    from freenergy.lm.checkpoints import checkpoint_fingerprint, save_checkpoint
     from freenergy.training.tasks.language_model import train_language_model, training_summary
+
+    def train(training: Path) -> "Trained":
+        return train_language_model(settings, corpus, start, training, rng, progress), {}
+
+    found = trained_base(folder, corpus, train)
+    return found | training_summary(folder / "training") if found else {}
+
+
+Trained = tuple[Any, dict[str, Any]]  # a network of transformers, and what to record about it
+
+
+def trained_base(folder: Path, corpus: Corpus, train: "Callable[[Path], Trained]") -> dict[str, Any]:
+    """Train a network, or resume that, in the folder of a stage; the first rank returns its record."""
+    from freenergy.lm.checkpoints import checkpoint_fingerprint, save_checkpoint
 
     training = folder / "training"
     if not (folder / RECORD).is_file():  # it is written last: without it, training has to go on
-        model = train_language_model(settings, corpus, start, training, rng, progress)
+        model, more = train(training)
         if Ranks.found().is_first:
             save_checkpoint(model, folder / "model", eos=corpus.tokenizer.eos, tokenizer=corpus.tokenizer)
             name = checkpoint_fingerprint(folder / "model")
             parameters = sum(weight.numel() for weight in model.parameters())
             record = {"kind": "huggingface", "path": "model", "fingerprint": name, "parameters": parameters}
-            write_json(folder / RECORD, record)
+            write_json(folder / RECORD, record | more)
     if not Ranks.found().is_first:
         return {}
     for moments in training.glob("*.safetensors"):
         moments.unlink()
     record = read_json(folder / RECORD)
-    return {key: record[key] for key in ("parameters", "fingerprint")} | training_summary(training)
+    return {key: record[key] for key in ("parameters", "fingerprint", *record) if key not in ("kind", "path")}
 
 
 def _count(order: int, corpus: Corpus, folder: Path, progress: Progress) -> dict[str, Any]:
