@@ -17,6 +17,11 @@ class ErrorMessages:
         known = [each for own in sections.values() for each in own]
         self.keys = sorted({each.name for each in known})
         self.unions = {each.name for each in known if each.kinds}
+        # of a section that is one of several: which kinds have a key
+        self.owners: dict[tuple[str, str], list[str]] = {}
+        for union, choice in [(each, choice) for each in known if each.kinds for choice in each.choices]:
+            for own in sections[choice]:
+                self.owners.setdefault((union.name, own.name), []).append(str(kind_of(choice)))
 
     def sentence(self, errors: Sequence[Mapping[str, Any]], origin: str, table: Mapping[str, Any]) -> str:
         """The first complaint of pydantic, as one sentence with the path of the key."""
@@ -28,7 +33,7 @@ class ErrorMessages:
         path = ".".join(parts) or "the recipe"
         match first["type"]:
             case "unexpected_keyword_argument":
-                return f"{origin}: unknown key {path}{self._near(parts[-1])}"
+                return f"{origin}: unknown key {path}{self._near(*parts[-2:])}"
             case "missing" | "missing_argument":
                 return f"{origin}: {path} is missing; set it in the recipe"
             case "value_error":
@@ -57,7 +62,12 @@ class ErrorMessages:
     def _is_kind(self, last: str | int, part: str | int) -> bool:
         return part in self.classes or (part in self.kinds and (last in self.unions or isinstance(last, int)))
 
-    def _near(self, key: str) -> str:
+    def _near(self, *names: str) -> str:
+        key = names[-1]
+        if len(names) > 1 and (kinds := self.owners.get((names[0], key))):
+            return (
+                f"; only {names[0]} of kind {' or '.join(sorted(set(kinds)))} has it: take it out, or change the kind"
+            )
         # a key of another section is no help under its own name
         close = difflib.get_close_matches(key, [known for known in self.keys if known != key], n=1)
         return (

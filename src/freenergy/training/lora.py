@@ -1,4 +1,4 @@
-"""Low-rank additions to the weights of a network (Hu et al. 2021), trained by the loop and merged at the end.
+"""Low-rank additions to the weights of a network (Hu et al. 2022), trained by the loop and merged at the end.
 
     W' = W + (α / r) · B A,        A [r × in] random, B [out × r] = 0 at first; only A and B learn
 

@@ -172,6 +172,11 @@ class TrainedBase:
         )
 
 
+def tuning(base: Any) -> TuneSettings | None:
+    """Returns how a base is tuned; None where it is not, or has no weights."""
+    return base.tune if isinstance(base, TrainedBase | PretrainedBase) else None
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyTraining:

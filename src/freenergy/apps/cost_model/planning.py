@@ -26,7 +26,7 @@ from freenergy.lm.presets import preset
 from freenergy.lm.shapes import Shape, shape_in, shape_of
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
-from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase
+from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase, tuning
 from freenergy.training.tasks.masked import VALIDATION_TOKENS
 
 _FLOAT = 4
@@ -47,10 +47,10 @@ class Known:
 def cost_of(recipe: ResidualRecipe, known: Known | None = None) -> dict[str, Cost]:
     """Return the cost of each stage, in the order that they are done in."""
     plan = _Plan(recipe, known or Known())
+    rungs = {"base": plan.base()} | ({"tuned": plan.tuned()} if tuning(recipe.base) else {})
     if recipe.energy is None:
-        return {"base": plan.base(), "evaluation": plan.perplexity()}
-    return {
-        "base": plan.base(),
+        return rungs | {"evaluation": plan.perplexity()}
+    return rungs | {
         "negatives": plan.negatives(),
         "energy": plan.energy(),
         "candidates": plan.candidates(),
@@ -100,6 +100,17 @@ class _Plan:
         rows = steps.steps * steps.batch_size
         learned = training(shape, steps.steps, steps.batch_size, behind.length, predicts=True)
         return drawing(shape, behind, rows, 1) + learned
+
+    def tuned(self) -> Cost:
+        """Cost the tuning of the base; the gradients of frozen weights are not computed, so LoRA takes less."""
+        tune, shape = tuning(self.recipe.base), self.shape
+        assert tune is not None, "asked for above"
+        assert shape is not None, "a base that is tuned has a network"
+        steps = tune.optimisation
+        ranks = self.known.ranks if tune.method == "full" else 1
+        learned = training(shape, steps.steps, steps.batch_size, tune.block, predicts=True, ranks=ranks)
+        times = _validations(steps) + 1  # and the base before the first step
+        return learned + validating(shape, times, tune.validation_tokens, tune.block) + keeping(shape)
 
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""

@@ -24,7 +24,7 @@ from freenergy.noise.settings import NegativeSettings
 from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
-from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase
+from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, tuning
 
 
 @final
@@ -90,7 +90,7 @@ class ResidualRecipe(CommonRecipe):
         from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives, tuned
 
         chosen: list[Stage[Any]] = [corpus.STAGE, base.STAGE]
-        if isinstance(self.base, TrainedBase | PretrainedBase) and self.base.tune:
+        if tuning(self.base):
             chosen.append(tuned.STAGE)
         if self.energy is not None:
             chosen += [negatives.STAGE, energy.STAGE, candidates.STAGE]

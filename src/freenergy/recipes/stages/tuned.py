@@ -15,23 +15,17 @@ from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.base import Trained, trained_base
 from freenergy.runs.run import Plan, Stage
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.settings import PretrainedBase, TrainedBase, TuneSettings
+from freenergy.training.settings import TuneSettings, tuning
 
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
-    settings = _settings(run)
+    settings = tuning(run.recipe.base)
+    assert settings is not None, "the stage is left out where nothing is tuned"
     if settings.method == "full":
         Ranks.found().share(settings.optimisation.accumulate, "base.tune.optimisation")
     inputs = {"seed": run.recipe.seed, "settings": settings}
     # what LoRA trains is small, so the first rank does it alone
     return Plan(inputs, partial(_work, run, settings), is_shared=settings.method == "full")
-
-
-def _settings(run: ResidualRun) -> TuneSettings:
-    base = run.recipe.base
-    settings = base.tune if isinstance(base, TrainedBase | PretrainedBase) else None
-    assert settings is not None, "the stage is left out where nothing is tuned"
-    return settings
 
 
 def _work(run: ResidualRun, settings: TuneSettings, folder: Path, progress: Progress) -> dict[str, Any]:
