@@ -19,10 +19,9 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
 from freenergy.lm.networks.blocks import BlockData
 from freenergy.lm.networks.causal import CausalNetwork
-from freenergy.training.settings import LanguageModelLoss
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.lora import LoraNetwork
-from freenergy.training.settings import TuneSettings
+from freenergy.training.settings import LanguageModelLoss, TuneSettings
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 from freenergy.training.tasks.language_model import start_model, training_summary
 

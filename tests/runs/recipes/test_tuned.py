@@ -191,3 +191,9 @@ def test_bases_without_weights_are_not_tuned(base):
     recipe = {"name": "x", "corpus": {"source": "wikitext-2"}, "base": {**base, "tune": {}}}
     with pytest.raises(UserError, match=r"unknown key base.tune; only base of kind pretrained or train has it"):
         make_recipe(recipe)
+
+
+def test_a_family_without_the_stage_says_so():
+    table = {"name": "x", "family": "language-model", "corpus": {"source": "wikitext-2"}, "base": {"tune": {}}}
+    with pytest.raises(UserError, match=r"no stage that tunes: leave base.tune out"):
+        make_recipe(table)

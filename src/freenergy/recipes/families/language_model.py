@@ -62,6 +62,8 @@ class LanguageModelRecipe(NetworkRecipe[TrainedBase]):
     def __post_init__(self) -> None:
         NetworkRecipe.__post_init__(self)
         check_split(self.corpus, self.evaluation.split)
+        if self.base.tune is not None:
+            raise UserError("rows of this family have no stage that tunes: leave base.tune out, or train more steps")
 
     def data_stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stage that prepares the corpus."""
