@@ -179,6 +179,7 @@ def test_the_likeliest_token_at_each_step(ask, joint):
 
 SAMPLERS = {
     "resampling": {"candidates": 20, "truncation.top_k": 5, "replacement": True},
+    "best-of-n": {"candidates": 8, "by": "likelihood"},
     "quasi-rejection": {"distance": 0.2, "pilot": 32},
     "metropolis": {"steps": 8},
     "sequential": {"particles": 8},

@@ -19,6 +19,7 @@ SAMPLERS = Registry[Sampler](
     "sampler",
     {
         "resampling": "freenergy.samplers.resampling:Resampling",
+        "best-of-n": "freenergy.samplers.best_of:BestOf",
         "rejection": "freenergy.samplers.rejection:Rejection",
         "quasi-rejection": "freenergy.samplers.rejection:QuasiRejection",
         "metropolis": "freenergy.samplers.metropolis:Metropolis",

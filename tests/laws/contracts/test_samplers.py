@@ -25,6 +25,11 @@ LARGEST = {"log_bound": 1.2}  # above every log-weight of these worlds
 SAMPLER_ROWS = {
     "base": [({}, SMALL, "base", 0), (TOP_2, SMALL, "base", 0)],
     "resampling": [({"candidates": 3}, SMALL, "model", 0.2), ({"candidates": 2, **TOP_2}, {}, "restricted", 0.2)],
+    "best-of-n": [
+        ({"candidates": 6, "by": by, **options}, SMALL, "best", 0)
+        for by in ("energy", "likelihood", "model")
+        for options in ({}, TOP_2)
+    ],
     "rejection": [({**LARGEST, "max_proposals": 2}, SMALL, "model", 0)],
     "quasi-rejection": [
         ({**LARGEST, "max_proposals": 2}, SMALL, "model", 0),
@@ -70,7 +75,17 @@ def target(world):
 def probs(world, law, settings):
     options = {name.removeprefix("truncation."): value for name, value in settings.items() if "truncation." in name}
     truncation = Truncation(**options)
+    if law == "best":
+        return best(world, world.proposal(truncation), settings)
     return world.proposal(truncation) if law == "base" else world.law(law, truncation)
+
+
+def best(world, q, settings):
+    """P(all n draws are at most as good as x) − P(all are worse)."""
+    scores = {"energy": -world.energies, "likelihood": world.log_base, "model": world.log_base - world.energies}
+    score, n = scores[settings["by"]], settings["candidates"]
+    below = torch.stack([q[score < own].sum() for own in score])
+    return (below + q) ** n - below**n
 
 
 def test_every_part_has_a_row():

@@ -65,6 +65,7 @@ def test_for_a_person(call, folder):
 
 SAMPLERS = {
     "resampling": ["candidates=4"],
+    "best-of-n": ["candidates=8", "by=likelihood"],
     "quasi-rejection": ["distance=0.2", "pilot=16"],
     "metropolis": ["steps=4"],
     "sequential": ["particles=4"],
