@@ -25,7 +25,7 @@ def sample(
     ] = None,
     num: Annotated[int, typer.Option("--num", "-n", help="Number of texts for each prefix.")] = 3,
     length: Annotated[
-        int | None, typer.Option(help="Tokens of a continuation, or of a chunk; as trained unless given.")
+        int | None, typer.Option(help="Tokens of a text, or with --chunks of a chunk; as trained unless given.")
     ] = None,
     sampler: Annotated[
         str | None,
@@ -42,7 +42,9 @@ def sample(
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = None,
-    chunks: Annotated[int, typer.Option(help="Write N chunks, each given what stands before it.")] = 1,
+    chunks: Annotated[
+        int | None, typer.Option(help="Write N chunks, each given what stands before it; as trained unless given.")
+    ] = None,
     look_ahead: Annotated[
         int, typer.Option(help="Judge each candidate also by N rollouts of the next chunk; resampling only.")
     ] = 0,
@@ -63,8 +65,12 @@ def sample(
     short = {"candidates": candidates, "top_k": top_k, "top_p": top_p, "temperature": temperature}
     model = load_or_base(run_folder)
     chosen = choose_sampler(model, sampler, given, short, allow_import=True)
-    writing = Writing(sampler=chosen, num=num, chunks=chunks, look_ahead=look_ahead, max_context=model.max_context)
-    task = GenerationTask.of(model, prefix if prefixes is None else prefixes, length, seed, writing)
+    plan = model.plan(length, chunks)
+    writing = Writing(
+        sampler=chosen, num=num, chunks=plan.chunks, look_ahead=look_ahead, max_context=model.max_context,
+        max_tokens=plan.max_tokens, is_shortened=plan.is_shortened,
+    )  # fmt: skip
+    task = GenerationTask.of(model, prefix if prefixes is None else prefixes, plan.length, seed, writing)
     if out is None:
         failed = _to_stdout(task, keep, as_json)
     else:
@@ -106,7 +112,7 @@ def _to_stdout(task: "GenerationTask", keep: bool, as_json: bool) -> int:
     from freenergy.text.task import Failed
 
     failed = 0
-    head = json.dumps({"seed": task.seed, "length": task.space.length})
+    head = json.dumps({"seed": task.seed, "length": task.writing.max_tokens or task.space.length})
     with Bars() as bars:
         live = Live(bars.above)
         for i, written in enumerate(task.results(bars, on_chunk=None if as_json else live.chunk)):

@@ -248,6 +248,7 @@ class Examples:
 
     x: Continuations
     rows: Int[Tensor, " batch"]
+    rooms: Int[Tensor, " batch"] | None = None  # maximum length of each continuation; None: that of the noise's space
 
 
 @runtime_checkable

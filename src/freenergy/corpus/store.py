@@ -11,11 +11,14 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import corruption_as_user_error, read_json
+from freenergy.core.files import corruption_as_user_error, fingerprint, read_json
+from freenergy.core.roles import Examples
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.corpus.chunks import Chunks
 from freenergy.corpus.report import CorpusReport
 from freenergy.corpus.shards import token_type
 from freenergy.corpus.tokenizer import Tokenizer
@@ -26,16 +29,57 @@ REPORT = "corpus.json"
 
 @final
 class Windows:
-    """The windows of one split: p tokens of prefix and up to L of continuation each."""
+    """The windows of one split: p tokens of prefix and up to L of continuation each; or those windows in chunks."""
 
-    def __init__(self, stream: Any, places: Places, prefix: int, continuation: int) -> None:
-        self._stream = stream
-        self.starts, self.lengths, self.documents = (places[name] for name in ("start", "length", "document"))
-        self._prefix = prefix
-        self._continuation = continuation
+    def __init__(
+        self, stream: Any, places: Places, prefix: int, continuation: int, chunks: tuple[int, ...] = ()
+    ) -> None:
+        self._stream, self._places = stream, places
+        self._prefix, self._continuation = prefix, continuation
+        self.chunks = Chunks(places["length"], continuation, chunks) if chunks else None
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self._places) if self.chunks is None else len(self.chunks)
+
+    @property
+    def starts(self) -> Integer[np.ndarray, " W"]:
+        """Where in the stream the prefix of each window begins."""
+        return self._of_windows("start")
+
+    @property
+    def documents(self) -> Integer[np.ndarray, " W"]:
+        """The document that each window is in."""
+        return self._of_windows("document")
+
+    def _of_windows(self, name: str) -> np.ndarray:
+        found: np.ndarray = self._places[name]
+        return found if self.chunks is None else found[self.chunks.at(np.arange(len(self))).window]
+
+    def in_chunks(self, sizes: tuple[int, ...]) -> "Windows":
+        """Return the same windows chunk by chunk, with chunks of each of these sizes."""
+        return Windows(self._stream, self._places, self._prefix, self._continuation, sizes)
+
+    @property
+    def num_whole(self) -> int:
+        """The number of whole windows."""
+        return len(self._places)
+
+    def rows_of(self, whole: Int[Tensor, " some"]) -> Int[Tensor, " rows"]:
+        """Return the numbers of all chunks of some whole windows, in the order of the text."""
+        return whole if self.chunks is None else torch.from_numpy(self.chunks.of_windows(whole.numpy()))
+
+    def are_first(self, rows: Integer[np.ndarray, " rows"]) -> Bool[np.ndarray, " rows"]:
+        """Return which of these are the first chunk of their whole window."""
+        return np.full(len(rows), True) if self.chunks is None else self.chunks.at(rows).skipped == 0
+
+    def whole_of(self, rows: Integer[np.ndarray, " rows"]) -> Integer[np.ndarray, " whole"]:
+        """Return the numbers of the whole windows that ``rows_of`` gave these rows for."""
+        return rows if self.chunks is None else self.chunks.at(rows[self.are_first(rows)]).window
+
+    def examples(self, rows: Int[Tensor, " B"]) -> Examples:
+        """Return some windows with their numbers and the maximum lengths of their continuations."""
+        rooms = None if self.chunks is None else torch.from_numpy(self.chunks.at(rows.numpy()).room)
+        return Examples(self.continuations(rows), rows, rooms)
 
     def continuations(self, rows: slice | Sequence[int] | Tensor | np.ndarray) -> Continuations:
         """Return some windows: B prefixes as contexts with one continuation each, padded on the right to L."""
@@ -45,24 +89,42 @@ class Windows:
                 f"window {at.max()} does not exist, there are {len(self)}: files of the run are damaged or do not "
                 "match; delete the stage that refers to that window and run it again"
             )
-        starts, lengths = self.starts[at], torch.from_numpy(self.lengths[at].astype(np.int64))
+        if self.chunks is not None:
+            return self._chunk_windows(np.arange(len(self))[at] if isinstance(at, slice) else at, self.chunks)
+        starts, lengths = self._places["start"][at], torch.from_numpy(self._places["length"][at].astype(np.int64))
         p, L = self._prefix, self._continuation
-        # a window that ends early at the end of the stream must not be read beyond it
-        place = np.minimum(starts[:, None] + np.arange(p + L), len(self._stream) - 1)
-        tokens = torch.from_numpy(self._stream[place].astype(np.int64))
+        tokens = self._read(starts, p + L)
         x = tokens[:, p:] * (torch.arange(L) < lengths.unsqueeze(-1))
         contexts = Sequences(tokens[:, :p].contiguous(), torch.full((len(starts),), p))
         return Continuations(contexts, x.unsqueeze(1), lengths.unsqueeze(1))
+
+    def _chunk_windows(self, rows: Integer[np.ndarray, " B"], chunks: Chunks) -> Continuations:
+        """Return chunk windows, whose contexts have several lengths."""
+        place = chunks.at(rows)
+        start, whole = self._places["start"][place.window], self._places["length"][place.window]
+        p = torch.from_numpy(place.skipped + self._prefix)
+        lengths = torch.from_numpy(np.minimum(place.size, whole - place.skipped))
+        longest, m = int(p.max()) if len(p) else 0, int(chunks.sizes.max())
+        before, x = self._read(start, longest), self._read(start + p.numpy(), m)
+        contexts = Sequences(before * (torch.arange(longest) < p.unsqueeze(-1)), p)
+        x = x * (torch.arange(m) < lengths.unsqueeze(-1))
+        return Continuations(contexts, x.unsqueeze(1), lengths.unsqueeze(1))
+
+    def _read(self, starts: Integer[np.ndarray, " B"], length: int) -> Int[Tensor, "B length"]:
+        """Return ``length`` tokens from each place; the end of the stream is not read beyond."""
+        place = np.minimum(starts[:, None] + np.arange(length), len(self._stream) - 1)
+        return torch.from_numpy(self._stream[place].astype(np.int64))
 
 
 @final
 class Corpus:
     """Streams and windows of the splits, and the tokenizer that made them."""
 
-    def __init__(self, folder: Path, report: CorpusReport, tokenizer: Tokenizer) -> None:
+    def __init__(self, folder: Path, report: CorpusReport, tokenizer: Tokenizer, chunks: tuple[int, ...] = ()) -> None:
         self.folder = folder
         self.report = report
         self.tokenizer = tokenizer
+        self.chunks = chunks  # lengths of the chunks that windows are read in; none: whole windows
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
@@ -80,6 +142,10 @@ class Corpus:
                 f"the tokenizer in {folder} is not the one that made the corpus: run the corpus stage again"
             )
         return cls(folder, report, tokenizer)
+
+    def in_chunks(self, sizes: tuple[int, ...]) -> "Corpus":
+        """Return the same corpus, whose windows are chunk windows of these lengths; none: whole windows."""
+        return Corpus(self.folder, self.report, self.tokenizer, sizes)
 
     @property
     def prefix(self) -> int:
@@ -99,7 +165,7 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """Equal for two corpora of the same tokens and windows."""
-        return self.report.fingerprint
+        return fingerprint([self.report.fingerprint, self.chunks]) if self.chunks else self.report.fingerprint
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -108,9 +174,10 @@ class Corpus:
 
     @property
     def space(self) -> SequenceSpace:
-        """The set of continuations that the windows are drawn from."""
+        """The set of continuations that the windows are drawn from; of chunk windows the longest of them."""
         eos = self.tokenizer.eos if self.ending == "eos" else None
-        return SequenceSpace(vocab_size=self.tokenizer.vocab_size, length=self.continuation, eos=eos)
+        length = max(self.chunks, default=self.continuation)
+        return SequenceSpace(vocab_size=self.tokenizer.vocab_size, length=length, eos=eos)
 
     def stream(self, split: str) -> np.memmap:
         """Return all tokens of a split, each document followed by EOS, mapped from disk."""
@@ -135,7 +202,7 @@ class Corpus:
         places = read_windows(path)
         if len(places) != self.report.splits[split].windows:
             raise _damaged(path, f"{len(places)} windows, not {self.report.splits[split].windows}")
-        return Windows(self.stream(split), places, self.prefix, self.continuation)
+        return Windows(self.stream(split), places, self.prefix, self.continuation, self.chunks)
 
     def _path(self, split: str, ending: str) -> Path:
         if split not in self.report.splits:

@@ -12,6 +12,12 @@ candidates emits, at every n (``partition.certificate``). g is the difference of
 window, so its interval over documents d (of t_d tokens) is a paired one. With w = exp(−E) no g is above log n: few
 candidates certify little. (Draws of another law q have no such ceiling: there it is the gain over q that log n bounds.)
 
+Chunk by chunk, the certificate of a window is the sum over its chunks k of m tokens, each given the true past,
+
+    log P(x | c) = Σ_k log P(x_k | c x_1 … x_{k−1}) ≥ Σ_k (log P_LM(x_k | …) + g_k),        ceiling (L/m) · log n
+
+It is that of writing chunk by chunk, where one of n draws of m tokens is kept each time. The rows are then chunks.
+
 Scores are ``Scored`` [W, n], the true continuation first. Of a window's n candidates nothing is needed but
 ``WindowNumbers``: chunks of windows are reduced to these one by one, so that memory holds the candidates of a chunk.
 """
@@ -21,13 +27,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Scored
-from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, percent_less
+from freenergy.corpus import Windows
+from freenergy.evaluation.perplexity import UNITS, Counts, Measurement, measured_percent, measured_rate, percent_less
 from freenergy.partition import LogPartition, log_partition
 
 BOUNDS = ("lower", "upper", "certified")
@@ -53,6 +61,7 @@ class ResidualReport:
     draws: int  # n − 1
     windows: int
     documents: int
+    sampler: str  # whose text has the certified perplexity
     verdict: str  # what to be wary of; empty where there is nothing
 
     def to_json(self) -> dict[str, Any]:
@@ -78,8 +87,26 @@ class ResidualReport:
 
 _PLAIN = (
     "log_partition", "ess", "largest_share", "k_hat", "nce_accuracy", "pair_accuracy", "draws", "windows", "documents",
-    "verdict",
+    "sampler", "verdict",
 )  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkRows:
+    """Says that rows are chunks of ``size`` tokens, and which of them are the first of their window."""
+
+    size: int
+    are_first: Bool[np.ndarray, " W"]
+
+    @classmethod
+    def of(cls, windows: Windows, rows: Integer[np.ndarray, " W"]) -> "ChunkRows | None":
+        """Return how these rows are chunks; None where they are whole windows."""
+        return None if windows.chunks is None else cls(int(windows.chunks.sizes[0]), windows.are_first(rows))
+
+    def summed(self, values: Float[np.ndarray, " W"]) -> Float[np.ndarray, " windows"]:
+        """Return the sums over the chunks of each window."""
+        return np.add.reduceat(values, self.are_first.nonzero()[0])
 
 
 @final
@@ -125,13 +152,15 @@ class WindowNumbers:
         )
 
 
-def residual_report(found: WindowNumbers, counts: Counts) -> ResidualReport:
-    """Report on W windows from what was kept of them; ``counts`` are of the true continuations."""
+def residual_report(found: WindowNumbers, counts: Counts, chunks: ChunkRows | None = None) -> ResidualReport:
+    """Report on W windows, or on their chunks, from what was kept of them; ``counts`` are of the true text."""
     most, Z = math.log(found.draws + 1) if found.are_own else math.inf, found.Z
+    are_first = np.ones(len(counts)) if chunks is None else chunks.are_first.astype(np.float64)
+    sampler = sampler_words(found.draws + 1, None if chunks is None else chunks.size)
     log_p = {name: values.numpy() for name, values in found.log_p.items()}
     base = found.log_base.numpy()
     gain, t = counts.by_document(log_p["certified"] - base), counts.by_document(counts.token)
-    nats = counts.mean(log_p["certified"] - base)
+    nats = measured_rate(gain, counts.by_document(are_first))
     pairs = len(counts) * found.draws
     real_below = _below(found.energy, torch.zeros_like(found.energy)).mean().item()
     return ResidualReport(
@@ -147,9 +176,10 @@ def residual_report(found: WindowNumbers, counts: Counts) -> ResidualReport:
         nce_accuracy=(real_below + found.draws_above.sum().item() / pairs) / 2,
         pair_accuracy=found.pairs_won.sum().item() / pairs,
         draws=found.draws,
-        windows=len(counts),
+        windows=int(are_first.sum()),
         documents=counts.num_documents,
-        verdict=together(_note(nats, most), Z.verdict()),
+        sampler=sampler,
+        verdict=together(_note(nats, most * len(counts) / are_first.sum(), found.draws + 1), Z.verdict()),
     )
 
 
@@ -158,6 +188,16 @@ def log_probs_of_data(scores: Scored, Z: LogPartition) -> dict[str, Float[Tensor
     log_score, log_weight = scores.log_score[:, 0], scores.log_weight
     among_candidates = log_weight.logsumexp(1) - math.log(log_weight.shape[1])
     return {"lower": log_score - Z.lower, "upper": log_score - Z.upper, "certified": log_score - among_candidates}
+
+
+def sampler_words(candidates: int, chunk: int | None = None) -> str:
+    """Name the sampler whose law a certificate is of.
+
+    >>> sampler_words(256, chunk=5)
+    'resampling chunk by chunk, m = 5, n = 256'
+    """
+    how = "" if chunk is None else f" chunk by chunk, m = {chunk}"
+    return f"resampling{how}, n = {candidates}"
 
 
 def check_draws(draws: int) -> None:
@@ -183,12 +223,12 @@ def _mean(values: Float[Tensor, " some"]) -> float | None:
     return values.mean().item() if len(values) and values.isfinite().all() else None
 
 
-def _note(gain: Measurement, most: float) -> str:
-    """What the gain is not: beyond doubt, or all that there is."""
+def _note(gain: Measurement, most: float, n: int) -> str:
+    """What the gain is not: beyond doubt, or all that there is; ``most`` is the ceiling in nats per window."""
     found = ""
     if (gain.value or 0.0) > _NEAR_CEILING * most:
-        n = round(math.exp(most))
-        found = f"the gain is near log {n} = {most:.2f} nats, the most that {n} candidates can certify"
+        times = "" if math.isclose(most, math.log(n)) else f"{most / math.log(n):.3g} · "
+        found = f"the gain is near {times}log {n} = {most:.2f} nats, the most that {n} candidates can certify"
     if gain.low is None or gain.high is None:
         return together(found, "the text is one document, so the gain has no interval")
     if gain.high < 0:

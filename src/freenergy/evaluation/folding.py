@@ -6,6 +6,7 @@ Memory holds one chunk, and of every window some hundred numbers; neither grows 
 a sum over a window's own candidates, so the chunks change no bit.
 """
 
+from collections.abc import Collection
 from typing import Any, final
 
 import torch
@@ -22,10 +23,10 @@ from freenergy.evaluation.ranking import ranking_numbers
 
 @final
 class Folding:
-    """Takes the windows in their order; ``samples`` of them are shown."""
+    """Takes the windows in their order; those at the places ``shown`` are shown."""
 
-    def __init__(self, corpus: Corpus, samples: int, versions: int, rng: Rng) -> None:
-        self._corpus, self._samples = corpus, samples
+    def __init__(self, corpus: Corpus, shown: Collection[int], versions: int, rng: Rng) -> None:
+        self._corpus, self._shown = corpus, frozenset(shown)
         self._choose, self._seen = Chooser(versions, rng), 0
         self._numbers: list[WindowNumbers] = []
         self._tensors: dict[str, list[Tensor]] = {"base": [], "joint": [], "curve": [], "densities": [], "ranking": []}
@@ -41,7 +42,7 @@ class Folding:
         self._numbers.append(found)
         for name, values in new.items():
             self._tensors[name].append(values)
-        for w in range(min(len(scores), self._samples - self._seen)):
+        for w in (w for w in range(len(scores)) if self._seen + w in self._shown):
             sample, example = shown_window(scores, w, columns, self._corpus)
             self.samples.append(sample)
             self.examples.append(example)

@@ -22,7 +22,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.bootstrap import Compared, compare
-from freenergy.evaluation.certified import residual_report, together
+from freenergy.evaluation.certified import ChunkRows, residual_report, together
 from freenergy.evaluation.examples import base_samples, picked
 from freenergy.evaluation.figure_numbers import densities, draws_curve
 from freenergy.evaluation.folding import Folding
@@ -32,6 +32,7 @@ from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.ranking import ranking_of
 from freenergy.evaluation.scores import WINDOWS, log_probs_folder, scored_chunks, window_log_probs
 from freenergy.evaluation.text_statistics import CountedText, text_statistics, training_text
+from freenergy.evaluation.written import written_samples
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.training.contrastive_batches import StoredContrast
@@ -46,11 +47,17 @@ class ResidualSubject:
     """An energy, and the base's draws for the windows that the residual model is measured on."""
 
     energy: nn.Module
+    windows: Windows  # that the draws are for; chunk windows where the model writes chunk by chunk
     store: NegativeStore
     features: Path  # where features that energies share are kept
     batch: int  # continuations that the energy reads at once
     position_windows: int = 0
     position_draws: int = 32
+
+    @property
+    def whole(self) -> Integer[np.ndarray, " W"]:
+        """The whole windows that the residual model is measured on."""
+        return self.windows.whole_of(self.store.rows.numpy())
 
 
 @final
@@ -77,13 +84,17 @@ class Subject:
     @property
     def compared_rows(self) -> Integer[np.ndarray, " W"]:
         """The windows on which all rungs are compared: the residual model's, where there is one."""
-        return self.rows if self.joint is None else self.joint.store.rows.numpy()
+        return self.rows if self.joint is None else self.joint.whole
+
+    def counts(self, windows: Windows, rows: Integer[np.ndarray, " W"]) -> Counts:
+        """Count the true text of some windows."""
+        return Counts.of(windows.continuations(rows), windows.documents[rows], self.corpus.tokenizer)
 
 
 def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
     """The whole summary; see docs/evaluation.md for its fields."""
     windows, rows = subject.windows, subject.rows
-    counts = Counts.of(windows.continuations(rows), windows.documents[rows], subject.corpus.tokenizer)
+    counts = subject.counts(windows, rows)
     log_base = window_log_probs(subject.lm, windows, rows, log_probs_folder(folder, None), "the base", progress)
     report = PerplexityReport.of(log_base, counts, subject.split)
     head = {"split": subject.split, "windows": len(counts), "documents": report.documents, "tokens": report.tokens}
@@ -117,7 +128,7 @@ def _below(subject: Subject, folder: Path, progress: Progress) -> dict[str, Floa
 
 def score_cache(subject: Subject, joint: ResidualSubject) -> FeatureCache:
     """The windows of the residual model with their candidates, in the chunks that are scored at once."""
-    contrast = StoredContrast(subject.windows, joint.store)
+    contrast = StoredContrast(joint.windows, joint.store)
     return FeatureCache(joint.features, contrast, leave_self_out=subject.split == "train", batch_size=WINDOWS)
 
 
@@ -125,14 +136,15 @@ def _joint(
     subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[dict[str, Any], Compared, dict[str, Float[np.ndarray, " W"]]]:
     """Report on the residual model, and return its certificate and the two highest rungs for others to be compared."""
-    rows, contrast = joint.store.rows.numpy(), StoredContrast(subject.windows, joint.store)
-    counts = Counts.of(subject.windows.continuations(rows), subject.windows.documents[rows], subject.corpus.tokenizer)
-    folding = Folding(subject.corpus, subject.samples, _VERSIONS, rng.child("texts"))
+    rows, contrast = joint.store.rows.numpy(), StoredContrast(joint.windows, joint.store)
+    chunks, counts = ChunkRows.of(joint.windows, rows), subject.counts(joint.windows, rows)
+    shown = joint.windows.are_first(rows).nonzero()[0][: subject.samples].tolist()  # of a window its first chunk
+    folding = Folding(subject.corpus, shown, _VERSIONS, rng.child("texts"))
     cache = score_cache(subject, joint)
     for scores in scored_chunks(subject.residual, cache, folder / "scores", progress, rows=joint.batch):
         folding.add(scores)
     numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
-    report = residual_report(numbers, counts)
+    report = residual_report(numbers, counts, chunks)
     if subject.split in ("train", "validation"):
         used = "was trained on" if subject.split == "train" else "was chosen by"
         words = f"measured on {subject.split} text, which the energy {used}"
@@ -141,7 +153,6 @@ def _joint(
         name: CountedText(picked(contrast, chosen), counts.documents)
         for name, chosen in {"human": human, "base": folding["base"], "joint": folding["joint"]}.items()
     }
-    certified = numbers.log_p["certified"].numpy()
     found = {
         "joint": report.to_json(),
         "draws_curve": draws_curve(folding["curve"], numbers.log_base, counts, numbers.draws),
@@ -152,7 +163,20 @@ def _joint(
         "samples": folding.samples,
         "examples": folding.examples,
     }
-    return found, Compared(certified, certified, counts), {subject.rung: numbers.log_base.numpy(), ENERGY: certified}
+    log_p = {subject.rung: numbers.log_base.numpy(), ENERGY: numbers.log_p["certified"].numpy()}
+    if chunks is not None:
+        log_p = {name: chunks.summed(values) for name, values in log_p.items()}
+        counts = subject.counts(subject.windows, joint.whole)
+        found["samples"] = _written(subject, joint, chunks.size, rng.child("written"), progress)
+    return found, Compared(log_p[ENERGY], log_p[ENERGY], counts), log_p
+
+
+def _written(
+    subject: Subject, joint: ResidualSubject, chunk: int, rng: Rng, progress: Progress
+) -> list[dict[str, Any]]:
+    """Whole texts that are written chunk by chunk after some of the prefixes."""
+    how, rows = (chunk, joint.store.per_prefix + 1), joint.whole[: subject.samples].tolist()
+    return written_samples(subject.residual, subject.corpus, subject.windows, rows, how, rng, progress)
 
 
 def _positions(
@@ -187,8 +211,7 @@ def _baseline(
     log_p = window_log_probs(lm, subject.windows, subject.rows, log_probs_folder(folder, name), name, progress)
     against_joint = None
     if on_certified is not None and subject.joint is not None:
-        rows = subject.joint.store.rows.numpy()
         place = log_probs_folder(folder, name, is_certified=True)
-        on_same = window_log_probs(lm, subject.windows, rows, place, name, progress)
+        on_same = window_log_probs(lm, subject.windows, subject.joint.whole, place, name, progress)
         against_joint = on_certified._replace(baseline=on_same)
     return compare(on_rows._replace(baseline=log_p), against_joint, rng)

@@ -5,15 +5,18 @@
 The negatives of a window depend on the seed and on the number of the window, never on the batch around it.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Rows
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
-from freenergy.core.sequences import Continuations, SequenceSpace
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.token_log_probs import token_log_probs
 
@@ -40,19 +43,39 @@ class FromLM:
         self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
     ) -> tuple[NoiseState, Draws]:
         """Draws ``num`` continuations of each window's prefix."""
-        numbers: list[int] = data.rows.tolist()
-        runs = [slice(0, len(numbers))] if self.together else [slice(b, b + 1) for b in range(len(numbers))]
-        parts = []
-        for run in runs:
-            stream = stream_of(rng, numbers[run])
-            parts.append(self.lm.sample(data.x.contexts[run], num, self.space, stream, self.truncation))
-        return state, Draws.cat(parts, dim=0)
+
+        def drawn(contexts: Sequences, numbers: list[int], space: SequenceSpace) -> Draws:
+            runs = [slice(0, len(numbers))] if self.together else [slice(b, b + 1) for b in range(len(numbers))]
+            streams = [stream_of(rng, numbers[run]) for run in runs]
+            parts = [
+                self.lm.sample(contexts[run], num, space, stream, self.truncation)
+                for run, stream in zip(runs, streams, strict=True)
+            ]
+            return Draws.cat(parts, dim=0)
+
+        return state, draws_by_room(data, self.space, drawn)
 
     def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Returns log q(x | c); −inf where a token was dropped by the truncation."""
         if self.truncation.is_identity:
             return self.lm.log_prob(x)
         return token_log_probs(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
+
+
+def draws_by_room(
+    data: Examples, space: SequenceSpace, drawn: Callable[[Sequences, list[int], SequenceSpace], Draws]
+) -> Draws:
+    """Returns draws for all windows, where windows of one maximum length are drawn together."""
+    if data.rooms is None:
+        return drawn(data.x.contexts, data.rows.tolist(), space)
+    parts, places = list[Draws](), list[Tensor]()
+    for length in data.rooms.unique().tolist():
+        at = (data.rooms == length).nonzero().flatten()
+        some = replace(space, length=length)
+        parts.append(drawn(data.x.contexts[at].trimmed(), data.rows[at].tolist(), some))
+        places.append(at)
+    together, back = Draws.cat(parts, dim=0), torch.cat(places).argsort()
+    return Draws(together.x[back], together.log_base[back], together.log_proposal[back])
 
 
 def stream_of(rng: Rng, numbers: list[int]) -> Rng:

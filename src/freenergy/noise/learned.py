@@ -17,7 +17,7 @@ from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseSta
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.tabular import TabularLM
-from freenergy.noise.from_lm import stream_of
+from freenergy.noise.from_lm import draws_by_room, stream_of
 
 
 @final
@@ -43,8 +43,11 @@ class Learned:
         self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
     ) -> tuple[NoiseState, Draws]:
         """Draws ``num`` continuations of each window's prefix from q_φ as it is now."""
-        stream = stream_of(rng, data.rows.tolist())
-        draws = self.lm.sample(data.x.contexts, num, self.space, stream)
+
+        def drawn(contexts: Sequences, numbers: list[int], space: SequenceSpace) -> Draws:
+            return self.lm.sample(contexts, num, space, stream_of(rng, numbers))
+
+        draws = draws_by_room(data, self.space, drawn)
         return state, Draws(draws.x, self.base.log_prob(draws.x), draws.log_proposal)
 
     def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:

@@ -27,7 +27,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, Examples, Noise
+from freenergy.core.roles import Draws, Noise
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Windows
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
@@ -114,7 +114,7 @@ class NegativeShards:
             return
         parts = []
         for now in some.split(self.batch):
-            data = Examples(self.windows.continuations(now), now)
+            data = self.windows.examples(now)
             _, draws = self.source.draw(None, self.source.init(self.rng), data, self.identity.per_prefix, self.rng)
             parts.append(draws)
             advance(len(now))

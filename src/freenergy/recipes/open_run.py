@@ -10,6 +10,7 @@ from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.load import load_energy
 from freenergy.models.residual import no_energy
 from freenergy.recipes.load import load_text_run
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.recipes.stages.language_models import load_base as load_run_base
 from freenergy.recipes.stages.language_models import rung_names
@@ -33,10 +34,15 @@ def load(folder: str | Path) -> ResidualModel:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
     run.finished(rung_names(run)[-1])
     run.finished("energy")
-    corpus = Corpus.open(run.stage("corpus"))  # once: the tokenizer is checked on opening, which takes its time
+    corpus = open_corpus(run)  # once: the tokenizer is checked on opening, which takes its time
     lm = load_run_base(run, corpus)
     energy = load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer)
-    return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, max_context=corpus.prefix)
+    max_context, text_length = corpus.prefix, None
+    if corpus.chunks:  # the last chunk of a window has read the whole window before it
+        text_length = corpus.continuation
+        max_context += (text_length - 1) // corpus.chunks[0] * corpus.chunks[0]
+    lengths = {"max_context": max_context, "text_length": text_length}
+    return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, **lengths)
 
 
 def load_base(folder: str | Path) -> Base:

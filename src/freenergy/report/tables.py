@@ -118,9 +118,10 @@ def diagnostics(joint: dict[str, Any]) -> ReportTable:
     nats = f"{number(sure['nats_per_sequence'])} ({interval(sure.get('nats_interval'))})"
     rows = [
         ["certified gain, nats a sequence", nats, "what resampling is sure to gain over the base, in expectation"],
-        ["maximum that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates; a "
-         "gain near to it asks for more draws"],
-        ["draws for each window", number(joint["draws"]), "continuations of the base that Z is estimated from"],
+        ["certified for the sampler", joint.get("sampler", DASH), "whose text has the certified perplexity"],
+        ["maximum that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates, for "
+         "every chunk; a gain near to it asks for more draws"],
+        ["draws", number(joint["draws"]), "continuations of the base, per window or chunk, that Z is estimated from"],
         ["effective draws", number(joint["ess"]), "how many equal weights carry as much information; few are bad"],
         ["largest share", percent(joint["largest_share"]), "of the weight on one draw; near 100 % one draw decides"],
         ["Pareto k̂", number(joint["k_hat"]), "how heavy the tail of the weights is; above 0.7 no mean can be trusted"],

@@ -34,7 +34,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
 from freenergy.core.scored import Scored
-from freenergy.core.sequences import Sequences
+from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.lm.stepping import started
 from freenergy.models.residual import Residual
 from freenergy.samplers.requests import DrawRequest, Request, answered, sampling
@@ -124,6 +124,7 @@ def writing_steps(
     max_context: int | None,
     max_tokens: int | None,
     written: Sequence[int] = (),
+    is_shortened: bool = False,
 ) -> ChunkSteps:
     """Write the same text in steps: requests to the models, draws as they come, and each chunk."""
     check_call(target, 1)
@@ -134,7 +135,7 @@ def writing_steps(
         raise UserError(
             f"{len(written)} tokens are not whole chunks of {target.space.length}: give the text up to the last chunk"
         )
-    text = LongText(target, max_context, eos, max_tokens, list(written))
+    text = LongText(target, max_context, eos, max_tokens, list(written), is_shortened)
     return _chunks(text, rng, chunks, sampler, look_ahead)
 
 
@@ -166,11 +167,12 @@ def _looking_ahead(
     found = yield from watched(sampler.draws(text.next_target(), rng.child("draw")), k)
     log_ahead, tokens = torch.zeros(found.num, dtype=torch.float64), 0
     strings, going, each = found.x.lists()[0], text.going(found), max(1, sampler.batch_size // look_ahead)
+    target = text.target.within(text.next_space(after=text.space.length))
     for i in range(0, len(going), each):
         some = going[i : i + each]
         contexts = Sequences.from_lists([text.before(strings[n])[0] for n in some])
         rollouts: Scored = yield DrawRequest(
-            target=text.target.after(contexts), num=look_ahead, rng=rng.child("ahead").shift(contexts=i),
+            target=target.after(contexts), num=look_ahead, rng=rng.child("ahead").shift(contexts=i),
             truncation=sampler.truncation, law=sampler.law, batch_size=look_ahead * len(some), label="looking ahead",
         )  # fmt: skip
         log_ahead[some] = rollouts.log_weight.logsumexp(1) - math.log(look_ahead)
@@ -203,7 +205,9 @@ class LongText:
         eos: int | None,
         max_tokens: int | None,
         written: list[int],
+        is_shortened: bool = False,  # the last chunk is drawn as short as max_tokens leaves it, and not cut
     ) -> None:
+        self.is_shortened = is_shortened
         self.target, self.space, self.written = target, target.space, written
         self.stops = {token for token in (eos, target.space.eos) if token is not None}
         self.max_tokens, self.max_context, self._has_noted = max_tokens, max_context, False
@@ -224,7 +228,13 @@ class LongText:
 
     def next_target(self) -> Target[Residual]:
         """Return what the next chunk is sampled from."""
-        return self.target.after(Sequences.from_lists([self.before()[0]]))
+        return self.target.after(Sequences.from_lists([self.before()[0]])).within(self.next_space())
+
+    def next_space(self, after: int = 0) -> SequenceSpace:
+        """Return the space of the chunk that comes next, or ``after`` N more tokens."""
+        if not self.is_shortened or self.max_tokens is None:
+            return self.space
+        return replace(self.space, length=min(self.space.length, self.max_tokens - len(self.written) - after))
 
     def add(self, k: int, sampled: Sampled) -> Chunk:
         """Return chunk k, cut where the text ends; a note says once that it does not read all that stands before it."""

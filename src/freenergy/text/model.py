@@ -37,7 +37,7 @@ from freenergy.text.model_card import model_card
 from freenergy.text.next_table import NextTable
 from freenergy.text.ranking import Ranking
 from freenergy.text.texts import Texts
-from freenergy.text.write import Added, Event, Generation, OnChunk, Writing, generate, stream
+from freenergy.text.write import Added, Event, Generation, OnChunk, TextPlan, Writing, generate, stream
 
 RECORD = "joint.json"
 
@@ -54,11 +54,13 @@ class ResidualModel:
         *,
         space: SequenceSpace | None = None,
         max_context: int | None = None,
+        text_length: int | None = None,
     ) -> None:
         self.residual = Residual(base, energy.eval() if isinstance(energy, nn.Module) else energy)
         self.tokenizer = tokenizer
         self.space = space  # of the continuations that the energy was trained on
         self.max_context = max_context  # tokens before them that it was trained with
+        self.text_length = text_length  # tokens of a text, where the energy was trained on chunks of it
 
     @property
     def base(self) -> LanguageModel:
@@ -111,25 +113,39 @@ class ResidualModel:
         law: Law | None = None,
         sampler: Sampler | None = None,
         length: int | None = None,
-        chunks: int = 1,
+        chunks: int | None = None,
         look_ahead: int = 0,
         seed: int = 0,
         progress: Progress = SILENT,
     ) -> Texts:
         """``n`` texts that continue a prefix, each chosen among ``candidates`` (256) by weight; see docs/writing.md.
 
-        ``candidates``, ``truncation`` and ``law`` are settings of resampling; any other ``sampler`` has its own. The
-        texts are those of ``freenergy sample`` with the same seed and settings.
+        ``candidates``, ``truncation`` and ``law`` are settings of resampling; any other ``sampler`` has its own. An
+        energy that was trained on chunks writes chunk by chunk. The texts are those of ``freenergy sample`` with the
+        same seed and settings.
         """
         given = {"candidates": candidates, "truncation": truncation, "law": law}
         settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if sampler is not None and settings:
             raise UserError(f"{' and '.join(settings)} would be ignored: set it in the sampler, which was given too")
+        plan = self.plan(length, chunks)
         writing = Writing(
-            sampler=sampler or replace(Resampling(), **settings), num=n, chunks=chunks, look_ahead=look_ahead,
-            max_context=self.max_context,
+            sampler=sampler or replace(Resampling(), **settings), num=n, chunks=plan.chunks, look_ahead=look_ahead,
+            max_context=self.max_context, max_tokens=plan.max_tokens, is_shortened=plan.is_shortened,
         )  # fmt: skip
-        return self.write(prefix, self.space_of(length), stream(seed), writing, progress=progress)
+        return self.write(prefix, self.space_of(plan.length), stream(seed), writing, progress=progress)
+
+    def plan(self, length: int | None, chunks: int | None = None) -> TextPlan:
+        """Return how a text is written: in one go, or in the chunks that the energy was trained on.
+
+        For an energy of chunks ``length`` is that of the text, unless ``chunks`` is given: it is then that of a chunk.
+        """
+        if self.text_length is None or self.space is None or chunks is not None:
+            return TextPlan(length, chunks=1 if chunks is None else chunks)
+        most = self.text_length if length is None else length
+        if most < 1:
+            raise UserError(f"length is {most}: set it to 1 or more")
+        return TextPlan(None, chunks=-(-most // self.space.length), max_tokens=most, is_shortened=True)
 
     def write(
         self,
@@ -234,6 +250,7 @@ class ResidualModel:
                 "facts": facts or {},
                 "space": None if self.space is None else asdict(self.space),
                 "room": self.max_context,
+                "text_length": self.text_length,
             }
             write_json(aside / RECORD, record)
             write_text(aside / "README.md", model_card(self.residual, facts or {}))
@@ -251,4 +268,5 @@ class ResidualModel:
         base = load_lm(folder, tokenizer)
         energy = load_energy(folder / "energy", base=base, tokenizer=tokenizer)
         space = None if record.get("space") is None else SequenceSpace(**record["space"])
-        return cls(base, energy, tokenizer, space=space, max_context=record.get("room"))
+        lengths = {"max_context": record.get("room"), "text_length": record.get("text_length")}
+        return cls(base, energy, tokenizer, space=space, **lengths)

@@ -34,6 +34,7 @@ class Writing:
     look_ahead: int = 0  # rollouts of the next chunk that each candidate is judged by; 0 looks at the chunk alone
     max_context: int | None = None  # tokens of what stands before that a chunk reads; None is as many as fit
     max_tokens: int | None = None  # of a text, which is cut there
+    is_shortened: bool = False  # the last chunk is drawn as short as max_tokens leaves it, and not cut
     stop: tuple[str, ...] = ()  # a text that contains one of these needs no further chunk
 
     def __post_init__(self) -> None:
@@ -49,6 +50,17 @@ class Added:
     text: int
     tokens: tuple[int, ...]
     words: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """How long a text is, and in how many chunks it is written."""
+
+    length: int | None  # tokens of a chunk; None: as trained
+    chunks: int = 1
+    max_tokens: int | None = None
+    is_shortened: bool = False
 
 
 Event = Drawn | Added
@@ -82,7 +94,7 @@ def _one_text(
     """Write text r chunk by chunk."""
     steps = writing_steps(
         target, rng, chunks=writing.chunks, sampler=writing.sampler, eos=tokenizer.eos, look_ahead=writing.look_ahead,
-        max_context=writing.max_context, max_tokens=writing.max_tokens,
+        max_context=writing.max_context, max_tokens=writing.max_tokens, is_shortened=writing.is_shortened,
     )  # fmt: skip
     chunks, shown, answer = list[Chunk](), "", None
     while not any(word in shown for word in writing.stop):

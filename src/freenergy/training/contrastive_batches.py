@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Examples, Noise, NoiseState, Scores
+from freenergy.core.roles import Noise, NoiseState, Scores
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Windows
 from freenergy.noise.store import NegativeStore
@@ -147,7 +147,7 @@ class FreshContrast:
         self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
     ) -> ContrastiveBatch:
         """New negatives, from the stream of this step."""
-        data = Examples(self.windows.continuations(self.rows[index]), self.rows[index])
+        data = self.windows.examples(self.rows[index])
         after, draws = self.noise.draw(None, state or {}, data, num, rng.child("negatives"))
         x = Continuations.cat([data.x, draws.x.to(data.x.tokens.device)], dim=1)
         log_base, log_noise = (each.double().cpu() for each in (draws.log_base, draws.log_proposal))

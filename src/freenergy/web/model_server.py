@@ -85,7 +85,8 @@ class ModelServer:
     @property
     def length(self) -> int:
         """Tokens of a text where the request does not say how many: as the energy was trained."""
-        return _LENGTH if self.model.space is None else self.model.space.length
+        trained = None if self.model.space is None else self.model.space.length
+        return self.model.text_length or trained or _LENGTH
 
     def write(self, request: GenerationRequest) -> Answers:
         """Join the queue, and listen; ``Busy`` where it is full."""
@@ -147,7 +148,7 @@ class ModelServer:
             check_fits(started(Sequences.from_lists([tokens]), model.base.eos), space.length, model.base.max_length)
         writing = Writing(
             sampler=sampler, num=num, chunks=-(-most // space.length), max_context=model.max_context, max_tokens=most,
-            stop=tuple(stop),
+            stop=tuple(stop), is_shortened=model.text_length is not None,
         )  # fmt: skip
         return GenerationRequest(
             model=model,

@@ -64,7 +64,10 @@ class _Plan:
 
     def __init__(self, recipe: ResidualRecipe, known: Known) -> None:
         self.recipe, self.known = recipe, known
-        self.windows = WindowCounts(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
+        self.whole = WindowCounts(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
+        self.windows = _in_chunks(self.whole, recipe.chunks[:1])  # that are validated and certified
+        self.training_windows = _in_chunks(self.whole, recipe.chunks)
+        self.per_window = -(-self.whole.continuation // self.windows.continuation)  # chunks
         self.shape = _base_shape(recipe, known)
         self.parts = () if recipe.energy is None else recipe.energy.split()
 
@@ -96,7 +99,7 @@ class _Plan:
         """Cost E-ARM's draws after the start of every block and the training on them, in all steps at most."""
         assert base.earm is not None, "asked for above"
         steps, K = base.optimisation, base.earm.length
-        behind = WindowCounts(prefix=max(min(self.windows.prefix, base.block - K), 0), continuation=K)
+        behind = WindowCounts(prefix=max(min(self.whole.prefix, base.block - K), 0), continuation=K)
         rows = steps.steps * steps.batch_size
         learned = training(shape, steps.steps, steps.batch_size, behind.length, predicts=True)
         return drawing(shape, behind, rows, 1) + learned
@@ -115,12 +118,12 @@ class _Plan:
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""
         settings = self.recipe.negatives
-        held_out = (settings.validation_windows, settings.validation_per_prefix)
-        pairs = [held_out] if settings.fresh else [held_out, (self.prefixes, settings.per_prefix)]
+        kept = [(self.windows, settings.validation_windows, settings.validation_per_prefix)]
+        kept += [] if settings.fresh else [(self.training_windows, self.prefixes, settings.per_prefix)]
         total = Cost()
-        for M, K in pairs:
-            total += drawing(self.shape, self.windows, M, K)
-            total += storing(self.windows, M, K, self.vocab_size, settings.shard)
+        for windows, M, K in kept:
+            total += drawing(self.shape, windows, M, K)
+            total += storing(windows, M, K, self.vocab_size, settings.shard)
         return total
 
     def energy(self) -> Cost:
@@ -159,11 +162,18 @@ class _Plan:
         steps, settings = self.recipe.training.optimisation, self.recipe.negatives
         rows = steps.batch_size * (1 + self.recipe.training.negatives)
         learned = training(
-            shape, steps.steps, rows, self.windows.length, predicts=part.predicts_tokens, ranks=self.known.ranks
+            shape,
+            steps.steps,
+            rows,
+            self.training_windows.length,
+            predicts=part.predicts_tokens,
+            ranks=self.known.ranks,
         )
         held_out = settings.validation_windows * (settings.validation_per_prefix + 1)
         times = _validations(steps) + 1  # and once more when all parts are done
-        fresh = drawing(self.shape, self.windows, steps.steps * steps.batch_size, self.recipe.training.negatives)
+        fresh = drawing(
+            self.shape, self.training_windows, steps.steps * steps.batch_size, self.recipe.training.negatives
+        )
         total = (
             learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
         )
@@ -173,7 +183,7 @@ class _Plan:
 
     def _filling_masks(self, shape: Shape) -> Cost:
         """Cost what a trunk from scratch learns first."""
-        steps, length = self.recipe.training.masked, self.windows.length
+        steps, length = self.recipe.training.masked, self.whole.length
         learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
         return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
 
@@ -191,14 +201,14 @@ class _Plan:
     def candidates(self) -> Cost:
         """Cost the draws of held-out prefixes."""
         settings = self.recipe.evaluation
-        W, n = settings.certified_windows, settings.candidates - 1
+        W, n = settings.certified_windows * self.per_window, settings.candidates - 1
         drawn = drawing(self.shape, self.windows, W, n)
         return drawn + storing(self.windows, W, n, self.vocab_size, _SHARD)
 
     def evaluation(self) -> Cost:
         """Cost the energies of all candidates, the perplexity of the base, and the gain by position."""
         settings = self.recipe.evaluation
-        W, n = settings.certified_windows, settings.candidates
+        W, n = settings.certified_windows * self.per_window, settings.candidates
         total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
         for part in self.parts:
             total += self._features(part, W, n) + self._traced(part, W, n)
@@ -208,7 +218,7 @@ class _Plan:
 
     def perplexity(self) -> Cost:
         """Cost log P of held-out windows by the base."""
-        return scoring(self.shape, self.windows, self.recipe.evaluation.windows)
+        return scoring(self.shape, self.whole, self.recipe.evaluation.windows)
 
     def _positions(self) -> Cost:
         """Cost completions from every place of a few windows, and their energies."""
@@ -223,6 +233,15 @@ class _Plan:
                 if (shape := self._trunk(part)) is not None:
                     total += self._read(part, shape, W * n, n)
         return total
+
+
+def _in_chunks(whole: WindowCounts, sizes: tuple[int, ...]) -> WindowCounts:
+    """Return the average chunk window: half of the window's other chunks come before it."""
+    if not sizes:
+        return whole
+    L = whole.continuation
+    m = round(len(sizes) * L / sum(L / size for size in sizes))
+    return WindowCounts(prefix=whole.prefix + (L - m) // 2, continuation=m)
 
 
 def _validations(steps: Optimisation) -> int:

@@ -73,9 +73,12 @@ class _Writer:
             if law == "base"
             else Resampling(candidates=making.candidates, truncation=making.truncation)
         )
-        task = GenerationTask.of(
-            joint, "", making.length, seed, Writing(sampler=sampler, max_context=joint.max_context)
-        )
+        plan = joint.plan(making.length)
+        writing = Writing(
+            sampler=sampler, chunks=plan.chunks, max_context=joint.max_context, max_tokens=plan.max_tokens,
+            is_shortened=plan.is_shortened,
+        )  # fmt: skip
+        task = GenerationTask.of(joint, "", plan.length, seed, writing)
         return cls(task, folder, law)
 
     def __call__(self, prefix: str, rng: Rng) -> str:
@@ -186,7 +189,7 @@ def _held_out(
             f"{settings.num_checks} attention checks and {settings.qualification} questions need {num}: use fewer "
             "--prefixes or --checks, or give more text with --human"
         )
-    return _Source(windows, rows, corpus.tokenizer, a.task.space.length), identity
+    return _Source(windows, rows, corpus.tokenizer, a.task.writing.max_tokens or a.task.space.length), identity
 
 
 def _items(

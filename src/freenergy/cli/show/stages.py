@@ -126,11 +126,12 @@ def _show_gain(joint: dict[str, Any]) -> None:
     OUT.print(
         f"  certified gain over the base: {significant(gain['nats_per_sequence'])} nats a sequence "
         f"({interval(gain['nats_interval'])}), {percent(gain)} of its perplexity; at most "
-        f"{significant(gain['ceiling_percent'])} % can be certified"
+        f"{significant(gain['ceiling_percent'])} % can be certified; sampler: {joint['sampler']}"
     )
+    unit = "chunk" if "chunk by chunk" in joint["sampler"] else "window"
     tail = "" if joint["k_hat"] is None else f", tail k̂ {joint['k_hat']:.2f}"
     OUT.print(
-        f"  {joint['draws']} draws a window: {joint['ess']:.1f} effective, the heaviest has "
+        f"  {joint['draws']} draws per {unit}: {joint['ess']:.1f} effective, the heaviest has "
         f"{100 * joint['largest_share']:.1f} % of the weight{tail}; right on {100 * joint['pair_accuracy']:.1f} % of "
         "pairs of text and draw"
     )

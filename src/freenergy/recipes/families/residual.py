@@ -15,6 +15,7 @@ from pydantic import Field
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
+from freenergy.corpus.chunks import check_chunks
 from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.registry import AnyEnergy
@@ -72,6 +73,7 @@ class ResidualRecipe(CommonRecipe):
     negatives: NegativeSettings = field(default_factory=NegativeSettings)
     energy: Annotated[AnyEnergy, Field(discriminator="kind")] | None = None  # none: the base alone is measured
     training: EnergyTraining = field(default_factory=EnergyTraining)
+    chunk: int | tuple[int, ...] | None = None  # tokens that are drawn, chosen and certified at a time; None: all of x
     baselines: tuple[Annotated[BaselineSettings, Field(discriminator="kind")], ...] = ()  # what it is measured against
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
 
@@ -79,6 +81,27 @@ class ResidualRecipe(CommonRecipe):
         CommonRecipe.__post_init__(self)
         check_baselines(self.baselines)
         check_split(self.corpus, self.evaluation.split)
+        self._check_chunk()
+
+    def _check_chunk(self) -> None:
+        """Refuse chunks that windows cannot be cut into, and what has no meaning with chunks."""
+        if not self.chunks:
+            return
+        check_chunks(self.chunks, self.corpus.continuation)
+        if self.evaluation.position_windows:
+            raise UserError(
+                "position_windows needs whole continuations, but chunk is set: set evaluation.position_windows to 0"
+            )
+        if len(self.chunks) > 1 and self.training.lengths > 1:
+            raise UserError(
+                f"chunk is {list(self.chunks)} and training.lengths {self.training.lengths}: give the lengths that an "
+                "energy is trained at by one of them"
+            )
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The lengths of chunks, the certified one first; none where continuations are whole."""
+        return () if self.chunk is None else (self.chunk,) if isinstance(self.chunk, int) else self.chunk
 
     @property
     def corpus_seed(self) -> int:

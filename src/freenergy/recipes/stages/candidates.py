@@ -1,6 +1,7 @@
 """Stage ``candidates``: the base's continuations of held-out prefixes, on which residual models are measured.
 
 They depend on the base alone, so that another energy is measured on the same candidates without drawing them again.
+With chunks, all chunks of a window get candidates, in the order of the text, each given the true text before it.
 """
 
 from functools import partial
@@ -14,9 +15,10 @@ from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.given_text import measured_windows
 from freenergy.recipes.stages.language_models import RUNGS, load_base
-from freenergy.recipes.stages.negatives import BASE_ALONE, from_base, identify
+from freenergy.recipes.stages.negatives import BASE_ALONE, ROWS, from_base, identify
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
@@ -31,15 +33,17 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
         "candidates": settings.candidates,
         "windows": settings.certified_windows,
     }
+    if run.recipe.chunks:
+        inputs["chunk"] = run.recipe.chunks[0]
     return Plan(inputs, partial(_work, run))
 
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
-    settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
+    settings, corpus = run.recipe.evaluation, open_corpus(run)
     lm = load_base(run, corpus)
     num = settings.certified_windows
     draw_candidates(Opened(run, corpus, lm), folder, num, _identity(run, corpus), progress)
-    windows = min(num, len(corpus.windows(settings.split)))
+    windows = min(num, corpus.windows(settings.split).num_whole)
     return {"windows": windows, "draws": settings.candidates - 1, "split": settings.split}
 
 
@@ -55,8 +59,10 @@ def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, 
 def _shards(opened: Opened, place: str, num: int, identity: Identity) -> NegativeShards:
     run, corpus, lm = opened
     windows, rng = measured_windows(run, corpus, identity), Rng(identity.seed).child("candidates")
-    rows, source = rng.child("windows").permutation(len(windows))[:num], from_base(lm, corpus, ANCESTRAL)
-    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=_SHARD, batch=1)
+    chosen, source = rng.child("windows").permutation(windows.num_whole)[:num], from_base(lm, corpus, ANCESTRAL)
+    batch = max(1, ROWS // identity.per_prefix) if windows.chunks else 1
+    rows, shard = windows.rows_of(chosen), max(_SHARD, batch)
+    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=shard, batch=batch)
 
 
 def open_candidates(run: ResidualRun, corpus: Corpus) -> NegativeStore:

@@ -94,6 +94,11 @@ def _check_run(run: ResidualRun) -> None:
             f"distilling tunes a copy of the base's network, and a base of kind {run.recipe.base.kind!r} has none: "
             "take a run whose base is trained or pretrained"
         )
+    if run.recipe.chunks:
+        raise UserError(
+            f"the run in {run.folder} writes chunk by chunk, and distilling needs an energy of whole continuations: "
+            "leave chunk out of its recipe and run it again"
+        )
     for name in _AFTER:
         run.finished(name)
 

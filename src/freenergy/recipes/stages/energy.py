@@ -20,6 +20,7 @@ from freenergy.models.residual import Residual
 from freenergy.noise.settings import NegativeSettings
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.chunks import corpus_of_split, open_corpus
 from freenergy.recipes.stages.language_models import load_base
 from freenergy.recipes.stages.negatives import chosen_windows, make_noise, stored_identity, stored_splits
 from freenergy.recipes.stages.workers import Opened, job
@@ -63,14 +64,15 @@ def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Pr
     from freenergy.training.contrastive_batches import FreshContrast
     from freenergy.training.fitting import train_energy
 
-    corpus = Corpus.open(run.stage("corpus"))
+    corpus = open_corpus(run)
+    training_corpus = corpus_of_split(run, corpus, "train")
     lm = load_base(run, corpus)
     stored = {split: _stored(run, corpus, split) for split in stored_splits(run)}
-    law = _law(run.recipe.negatives, lm, corpus)
+    law = _law(run.recipe.negatives, lm, training_corpus)
     train = stored.get("train") or FreshContrast(
-        corpus.windows("train"),
+        training_corpus.windows("train"),
         chosen_windows(run, corpus, "train"),
-        make_noise(run.recipe.negatives, lm, corpus) if law is None else law.noise,
+        make_noise(run.recipe.negatives, lm, training_corpus) if law is None else law.noise,
     )
     material = Material(lm, corpus, train, stored["validation"], run.features, partial(_features_ahead, run), law)
     rng = Rng(run.recipe.seed).child("energy")
@@ -96,7 +98,7 @@ def _stored(run: ResidualRun, corpus: Corpus, split: str) -> "StoredContrast":
     from freenergy.training.contrastive_batches import StoredContrast
 
     store = NegativeStore.open(run.stage("negatives") / split, stored_identity(run, corpus, split))
-    return StoredContrast(corpus.windows(split), store)
+    return StoredContrast(corpus_of_split(run, corpus, split).windows(split), store)
 
 
 def _features_ahead(

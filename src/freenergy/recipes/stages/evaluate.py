@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
+
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, write_json
 from freenergy.core.progress import Progress, Silent
@@ -26,6 +28,7 @@ from freenergy.noise.store import Identity, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.candidates import draw_candidates
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.evaluation import (
     STAGE,
     SUMMARY,
@@ -102,7 +105,7 @@ def _other(this: ResidualRun, request: EvaluationRequest, progress: Progress) ->
     check_draws(candidates - 1)
     if num < 1:
         raise UserError(f"{num} windows were asked for: measure on at least one")
-    corpus, split = Corpus.open(this.stage("corpus")), request.split or settings.split
+    corpus, split = open_corpus(this), request.split or settings.split
     if not request.texts:
         corpus.windows(split)  # refuses an unknown split before anything is written
     with working_in(this.folder):
@@ -140,18 +143,19 @@ def _measured(
 def _shards(opened: Opened, name: str, draws: str, identity: Identity, with_baselines: bool) -> EvaluationShards:
     """What is measured in the folder ``name`` on the draws in the folder ``draws``."""
     run, corpus, lm = opened
-    store = NegativeStore.open(run.folder / "evaluations" / draws, identity)
+    store, whole = NegativeStore.open(run.folder / "evaluations" / draws, identity), corpus.in_chunks(())
+    joint = residual_subject(run, corpus, lm, measured_windows(run, corpus, identity), store)
     subject = Subject(
         lm=lm,
-        corpus=corpus,
-        windows=measured_windows(run, corpus, identity),
+        corpus=whole,
+        windows=measured_windows(run, whole, identity),
         split=identity.split,
-        rows=store.rows.sort().values.numpy(),
+        rows=np.sort(joint.whole),
         samples=run.recipe.evaluation.samples,
         baselines=open_all_baselines(run, corpus) if with_baselines else {},
         below=lower_rungs(run, corpus),
         rung=rung_names(run)[-1],
-        joint=residual_subject(run, corpus, lm, store),
+        joint=joint,
     )
     return EvaluationShards(subject, run.folder / "evaluations" / name, Rng(run.recipe.seed).child("evaluation"))
 

@@ -10,7 +10,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import ShardJob, prefetch_shards
-from freenergy.corpus import Corpus
+from freenergy.corpus import Corpus, Windows
 from freenergy.energies.load import load_energy
 from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
@@ -18,6 +18,7 @@ from freenergy.evaluation.summary import ResidualSubject, Subject, measure
 from freenergy.noise.store import NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.recipes.stages.language_models import RUNGS, load_base, lower_rungs, rung_names
 from freenergy.recipes.stages.workers import Opened, job
@@ -33,7 +34,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
-    corpus = Corpus.open(run.stage("corpus"))
+    corpus = open_corpus(run)
     lm = load_base(run, corpus)
     summary = measured(run, _shards(Opened(run, corpus, lm)), job(run, _shards, read_stages(run)), progress)
     write_json(folder / SUMMARY, summary)
@@ -54,11 +55,13 @@ def measured(run: ResidualRun, shards: EvaluationShards, work: ShardJob, progres
 def _shards(opened: Opened) -> EvaluationShards:
     """What the stage measures."""
     run, corpus, lm = opened
-    settings, rng = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation")
-    windows = corpus.windows(settings.split)
+    settings, rng, whole = run.recipe.evaluation, Rng(run.recipe.seed).child("evaluation"), corpus.in_chunks(())
+    windows, joint = whole.windows(settings.split), None
+    if run.recipe.energy is not None:
+        joint = residual_subject(run, corpus, lm, corpus.windows(settings.split), open_candidates(run, corpus))
     subject = Subject(
         lm=lm,
-        corpus=corpus,
+        corpus=whole,
         windows=windows,
         split=settings.split,
         rows=choose_windows(len(windows), settings.windows, settings.split, rng.child("windows")),
@@ -66,15 +69,18 @@ def _shards(opened: Opened) -> EvaluationShards:
         baselines=open_all_baselines(run, corpus),
         below=lower_rungs(run, corpus),
         rung=rung_names(run)[-1],
-        joint=None if run.recipe.energy is None else residual_subject(run, corpus, lm, open_candidates(run, corpus)),
+        joint=joint,
     )
     return EvaluationShards(subject, run.stage("evaluation"), rng)
 
 
-def residual_subject(run: ResidualRun, corpus: Corpus, lm: LanguageModel, store: NegativeStore) -> ResidualSubject:
-    """The run's energy, with the draws that it is measured on."""
+def residual_subject(
+    run: ResidualRun, corpus: Corpus, lm: LanguageModel, windows: Windows, store: NegativeStore
+) -> ResidualSubject:
+    """The run's energy, with the windows and draws that it is measured on."""
     return ResidualSubject(
         energy=load_energy(run.stage("energy") / MODEL, base=lm, tokenizer=corpus.tokenizer),
+        windows=windows,
         store=store,
         features=run.features,
         batch=run.recipe.training.rows,

@@ -53,7 +53,7 @@ def given_text(paths: Sequence[Path], run: ResidualRun, corpus: Corpus, progress
     content = [file_hash(file) for path in files for file in _below(path)]
     ngram = min(settings.deduplicate or _NGRAM, corpus.prefix + corpus.continuation)
     how = (settings.text_column, settings.documents, settings.document_start, settings.step, corpus.ending)
-    mark = fingerprint([corpus.fingerprint, corpus.prefix, corpus.continuation, how, ngram, content])
+    mark = fingerprint([corpus.report.fingerprint, corpus.prefix, corpus.continuation, how, ngram, content])
     folder = _folder(run, mark)
     if not folder.is_dir():
         try:
@@ -78,7 +78,8 @@ def _folder(run: ResidualRun, mark: str) -> Path:
 
 def _windows(folder: Path, corpus: Corpus) -> Windows:
     tokens = np.memmap(folder / f"{_SPLIT}.bin", dtype=token_type(corpus.tokenizer.vocab_size), mode="r")
-    return Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.npy"), corpus.prefix, corpus.continuation)
+    places = read_windows(folder / f"{_SPLIT}.windows.npy")
+    return Windows(tokens, places, corpus.prefix, corpus.continuation, corpus.chunks)
 
 
 def _below(path: Path) -> list[Path]:

@@ -21,12 +21,13 @@ from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.noise.store import Identity, NegativeShards
 from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.stages.chunks import corpus_of_split, open_corpus
 from freenergy.recipes.stages.language_models import RUNGS, base_folder, load_base
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
 BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
-_ROWS = 256  # continuations drawn at once
+ROWS = 256  # continuations drawn at once
 
 Sources = tuple[BaseNegatives | InfilledNegatives | LearnedNegatives, ...]
 
@@ -35,6 +36,8 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.negatives
     models = [_mark(source.model) for source in settings.sources if isinstance(source, InfilledNegatives)]
     inputs: dict[str, Any] = {"seed": run.recipe.seed, "settings": settings, "models": models}
+    if run.recipe.chunks:
+        inputs["chunks"] = run.recipe.chunks
     if not _learns(run):  # another energy in its place will want those of training
         inputs["splits"] = stored_splits(run)
     return Plan(inputs, partial(_work, run))
@@ -47,7 +50,7 @@ def _mark(model: str) -> str:
 
 
 def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
-    settings, corpus = run.recipe.negatives, Corpus.open(run.stage("corpus"))
+    settings, corpus = run.recipe.negatives, open_corpus(run)
     lm = load_base(run, corpus)
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
     if settings.is_relative:
@@ -66,17 +69,18 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
 
 def _shards(opened: Opened, split: str) -> NegativeShards:
     """The shards of a split; of held-out text they are the base's own draws."""
-    run, corpus, lm = opened
-    settings, identity = run.recipe.negatives, stored_identity(run, corpus, split)
+    run, lm = opened.run, opened.lm
+    settings, identity = run.recipe.negatives, stored_identity(run, opened.corpus, split)
+    corpus = corpus_of_split(run, opened.corpus, split)
     return NegativeShards(
         run.stage("negatives") / split,
-        chosen_windows(run, corpus, split),
+        chosen_windows(run, opened.corpus, split),
         corpus.windows(split),
         make_noise(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
         identity,
         Rng(run.recipe.seed).child("negatives", split),
         shard=settings.shard,
-        batch=max(1, _ROWS // identity.per_prefix),
+        batch=max(1, ROWS // identity.per_prefix),
     )
 
 
@@ -106,7 +110,7 @@ def _learns(run: ResidualRun) -> bool:
 
 def stored_identity(run: ResidualRun, corpus: Corpus, split: str) -> Identity:
     """What the stored negatives of the train or the validation split are made of."""
-    settings = run.recipe.negatives
+    settings, corpus = run.recipe.negatives, corpus_of_split(run, corpus, split)
     if split == "train":
         return identify(run, corpus, split, settings.per_prefix, settings.sources)
     return identify(run, corpus, split, settings.validation_per_prefix, BASE_ALONE)
@@ -114,7 +118,7 @@ def stored_identity(run: ResidualRun, corpus: Corpus, split: str) -> Identity:
 
 def chosen_windows(run: ResidualRun, corpus: Corpus, split: str) -> torch.Tensor:
     """The windows of a split that negatives are drawn for, in random order."""
-    settings, available = run.recipe.negatives, corpus.report.splits[split].windows
+    settings, available = run.recipe.negatives, len(corpus_of_split(run, corpus, split).windows(split))
     wanted = settings.windows if split == "train" else settings.validation_windows
     order = Rng(run.recipe.seed).child("negatives", split, "windows").permutation(available)
     return order[: wanted or available]

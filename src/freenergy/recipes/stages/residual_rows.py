@@ -2,8 +2,8 @@
 
     percent lower perplexity = 100 · (1 − exp(−Σ_w (log P_ours − log P_other)_w / Σ_w tokens_w))
 
-log P of a window w is certified where there is an energy (``partition.certified_gain``). Rows are paired window by
-window; the interval is over documents.
+log P of a window w is certified where there is an energy (``partition.certified_gain``), and summed over its chunks
+where it was measured chunk by chunk. Rows are paired window by window; the interval is over documents.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ import torch
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, read_tensors
 from freenergy.core.rng import Rng
-from freenergy.corpus import Corpus
 from freenergy.evaluation.bootstrap import paired_bootstrap
+from freenergy.evaluation.certified import ChunkRows
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.evaluation import SUMMARY
 
 BASE_COLUMN, CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
@@ -72,11 +73,13 @@ def _scored(run: ResidualRun) -> _Scores:
     log_base, energy, lengths = (
         torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
     )
-    corpus = Corpus.open(run.stage("corpus"))
-    rows = open_candidates(run, corpus).rows.numpy()
-    documents = corpus.windows(run.recipe.evaluation.split).documents[rows]
-    log_prob = log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])
-    return _Scores(log_prob.numpy(), lengths[:, 0].numpy(), documents)
+    corpus = open_corpus(run)
+    rows, windows = open_candidates(run, corpus).rows.numpy(), corpus.windows(run.recipe.evaluation.split)
+    log_prob = (log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])).numpy()
+    tokens, documents, chunks = lengths[:, 0].numpy(), windows.documents[rows], ChunkRows.of(windows, rows)
+    if chunks is None:
+        return _Scores(log_prob, tokens, documents)
+    return _Scores(chunks.summed(log_prob), chunks.summed(tokens), documents[chunks.are_first])
 
 
 def _shards(folder: Path) -> list[Path]:

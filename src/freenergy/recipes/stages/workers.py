@@ -15,6 +15,7 @@ from freenergy.core.workers.shards import ShardJob, ShardMaker
 from freenergy.corpus import Corpus
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
+from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.language_models import load_base, rung_names
 
 _RECIPE = "recipe"
@@ -57,5 +58,5 @@ def _open(folder: Path, open_shards: Callable[..., ShardMaker], marks: Marks, *a
 def _models(folder: Path, base: tuple[str, str]) -> tuple[Corpus, LanguageModel]:
     """``base`` names what is there now."""
     run = load_run(folder)
-    corpus = Corpus.open(run.stage("corpus"))
+    corpus = open_corpus(run)
     return corpus, load_base(run, corpus)
