@@ -9,6 +9,7 @@ transformers' interface, or whose attention has parts that we do not know, are r
 slower, as exact.
 """
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +32,7 @@ from freenergy.lm.decoding import sampling
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.load import Decoder
 from freenergy.lm.decoding.step import FastStepper
+from freenergy.lm.editing import Edit, EditedStepper, EditMaker, applied
 from freenergy.lm.network_steps import (
     TOLERANCE,
     SharedStepper,
@@ -63,7 +65,7 @@ _LOGITS = 2**25  # numbers of logits held at once: 128 MB in float32
 _PREFIXES = 2**28  # bytes for the keys and values of contexts
 _ROWS = 256  # continuations sampled at once by the model's own steps
 
-Stepping = FastStepper | SharedStepper | PlainStepper
+Stepping = FastStepper | SharedStepper | PlainStepper | EditedStepper
 
 
 @final
@@ -89,6 +91,7 @@ class HuggingFaceLM:
         self.shares_prefix = model._supports_attention_backend and self._shared_equals_plain()
         is_fused = os.environ.get(FUSED, "0") not in ("", "0") if fused is None else fused
         self._decoder = Decoder.of(model, compiled=is_fused) if self.shares_prefix else None
+        self._edit: EditMaker | None = None
 
     @classmethod
     def from_pretrained(
@@ -97,6 +100,12 @@ class HuggingFaceLM:
         """Load a checkpoint folder (safetensors) or a GGUF file; never runs code from it."""
         model, stored_eos = load_checkpoint(Path(path), device=device)
         return cls(model, eos=stored_eos if eos is None else eos, fused=fused)
+
+    def edited(self, edit: EditMaker) -> "HuggingFaceLM":
+        """Return a model of the same weights whose predictions are edited before anything is drawn or recorded."""
+        other = copy.copy(self)
+        other._edit = edit
+        return other
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config and safetensors, completely or not at all."""
@@ -137,6 +146,8 @@ class HuggingFaceLM:
         if not B or not N or not L:
             return torch.zeros(B, N, dtype=sum_dtype(self.device), device=self.device)
         check_fits(x.contexts, L, self.max_length)
+        if self._edit is not None:
+            return self.trace(x, ()).log_p.sum(-1)
         score = self._log_prob_shared if self.shares_prefix else partial(log_prob_whole, self.model)
         rows = max(1, _LOGITS // (self.vocab_size * L))
         contexts = max(1, rows // N)
@@ -146,7 +157,8 @@ class HuggingFaceLM:
         """Compute log P_LM(v | c) for every token v."""
         contexts = started(contexts, self.eos).trimmed().to(self.device)
         check_fits(contexts, 0, self.max_length)
-        return self._next(contexts)[0]
+        log_p = self._next(contexts)[0]
+        return log_p if self._edit is None else applied(self._edit(contexts, 0), log_p)
 
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
@@ -199,7 +211,7 @@ class HuggingFaceLM:
         contexts, chunks = max(1, rows // N), []
         for b in range(0, B, contexts):
             some = x[b : b + contexts]
-            trace = self._tracer(some.contexts, tuple(layers))
+            trace = self._tracer(some.contexts, tuple(layers), L)
             parts = [trace(some.candidates(slice(n, n + rows))).trace(padded) for n in range(0, N, rows)]
             chunks.append(Trace.cat(parts, dim=1))
         return Trace.cat(chunks, dim=0)
@@ -230,12 +242,13 @@ class HuggingFaceLM:
 
     def _stepping(self, contexts: Sequences, length: int, layers: tuple[int, ...]) -> Callable[[int], Stepping]:
         """Read contexts once, for steppers of any number of their candidates."""
+        edit = self._edits(contexts, length)
         if not self.shares_prefix:
-            return lambda count: PlainStepper(partial(self._next, layers=layers), contexts, count)
+            return lambda count: _edited(PlainStepper(partial(self._next, layers=layers), contexts, count), edit())
         first = read(self.model, contexts, layers)
         if self._fast is not None:
-            return self._fast.starting(first, length, layers)
-        return lambda count: SharedStepper(self.model, first, count, length, layers)
+            return self._fast.starting(first, length, layers, edit)
+        return lambda count: _edited(SharedStepper(self.model, first, count, length, layers), edit())
 
     def _rows_at_once(self, length: int) -> int:
         if self._fast is not None:
@@ -258,11 +271,18 @@ class HuggingFaceLM:
         parts = [x.candidates(slice(n, n + rows)) for n in range(0, x.shape[1], rows)]
         return torch.cat([self._after(prefix, log_first, part) for part in parts], dim=1)
 
-    def _tracer(self, contexts: Sequences, layers: tuple[int, ...]) -> Callable[[Continuations], Recorder]:
+    def _edits(self, contexts: Sequences, length: int) -> Callable[[], Edit | None]:
+        """Return what makes an edit for the continuations of some contexts, once for each part of them."""
+        make = self._edit
+        return lambda: None if make is None else make(contexts, length)
+
+    def _tracer(self, contexts: Sequences, layers: tuple[int, ...], length: int) -> Callable[[Continuations], Recorder]:
         """Return what traces continuations of these contexts, which are read once where that can be."""
-        if self.shares_prefix:
-            return partial(trace_after, self.model, read(self.model, contexts, layers), layers)
-        return partial(trace_whole, self.model, layers)
+        edit = self._edits(contexts, length)
+        if not self.shares_prefix:
+            return lambda x: trace_whole(self.model, layers, x, edit())
+        first = read(self.model, contexts, layers)
+        return lambda x: trace_after(self.model, first, layers, x, edit())
 
     def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
         """Compute log P of continuations whose contexts have been read."""
@@ -285,3 +305,7 @@ class HuggingFaceLM:
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
         return torch.allclose(shared, plain, rtol=0, atol=TOLERANCE)
+
+
+def _edited(stepper: SharedStepper | PlainStepper, edit: Edit | None) -> Stepping:
+    return stepper if edit is None else EditedStepper(stepper, edit)

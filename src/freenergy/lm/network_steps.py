@@ -16,6 +16,7 @@ from freenergy.core.sequences import Continuations, Sequences
 from freenergy.core.truncation import normalised
 from freenergy.lm.activations import Recorder
 from freenergy.lm.continuation_cache import continuation_cache
+from freenergy.lm.editing import Edit, applied, applied_after
 from freenergy.lm.shared_prefix import Prefix, attending_to
 from freenergy.lm.stepping import exchanged, sum_tokens
 
@@ -102,20 +103,27 @@ def telling_example(model: PreTrainedModel) -> Continuations:
     return x.to(model.device)
 
 
-def trace_after(model: PreTrainedModel, first: First, layers: tuple[int, ...], x: Continuations) -> Recorder:
+def trace_after(
+    model: PreTrainedModel, first: First, layers: tuple[int, ...], x: Continuations, edit: Edit | None = None
+) -> Recorder:
     """Return the trace of continuations whose contexts have been read."""
     (B, N, L), recorder = x.tokens.shape, Recorder()
-    log_p, states = (value.unsqueeze(1).unsqueeze(1) for value in (first.log_p, first.states))
+    log_first = first.log_p if edit is None else applied(edit, first.log_p)
+    log_p, states = (value.unsqueeze(1).unsqueeze(1) for value in (log_first, first.states))
     recorder.add(log_p.expand(B, N, 1, -1), states.expand(B, N, 1, -1, -1), x.tokens[:, :, :1], x.mask[:, :, :1])
     if L > 1:
         out = later(model, first.prefix, x, shows=bool(layers))
         found = (log_softmax(out.logits), states_at(out, layers, x.tokens[:, :, 1:].flatten(0, 1)))
         log_p, states = (value.unflatten(0, (B, N)) for value in found)
+        if edit is not None:
+            log_p = applied_after(edit, log_p, x.tokens[:, :, :-1])
         recorder.add(log_p, states, x.tokens[:, :, 1:], x.mask[:, :, 1:])
     return recorder
 
 
-def trace_whole(model: PreTrainedModel, layers: tuple[int, ...], x: Continuations) -> Recorder:
+def trace_whole(
+    model: PreTrainedModel, layers: tuple[int, ...], x: Continuations, edit: Edit | None = None
+) -> Recorder:
     """Return the trace from a stock forward pass through whole strings."""
     (B, N, L), whole, recorder = x.tokens.shape, x.joined(), Recorder()
     out = model(whole.tokens, use_cache=False, output_hidden_states=bool(layers))
@@ -123,6 +131,9 @@ def trace_whole(model: PreTrainedModel, layers: tuple[int, ...], x: Continuation
     row = row_numbers(place).unsqueeze(1)
     found = (log_softmax(out.logits[row, place]), states_at(out, layers, whole.tokens)[row, place])
     log_p, states = (value.unflatten(0, (B, N)) for value in found)
+    if edit is not None:
+        log_first = applied(edit, log_p[:, 0, 0]).view(B, 1, 1, -1).expand(B, N, 1, -1)
+        log_p = torch.cat([log_first, applied_after(edit, log_p[:, :, 1:], x.tokens[:, :, :-1])], dim=2)
     recorder.add(log_p, states, x.tokens, x.mask)
     return recorder
 

@@ -16,7 +16,7 @@ In memory an n-gram takes 20 bytes and a context of up to n − 1 tokens 16 more
 Legend: R strings of T tokens, V vocabulary, n order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -66,7 +66,7 @@ def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class Table:
     """Order k as it is read: what contexts of k − 1 tokens say of the next token.
 
     ``direct`` and ``rest`` end with the entry of the node −1, which was never seen.
@@ -78,7 +78,7 @@ class _Table:
     first: Int64[np.ndarray, " contexts"]  # the children of context i are the nodes first[i] … first[i + 1] − 1
 
     @classmethod
-    def smooth(cls, level: CountLevel, num_contexts: int, vocab_size: int) -> "_Table":
+    def smooth(cls, level: CountLevel, num_contexts: int, vocab_size: int) -> "Table":
         """Discount one level of counts."""
         context = level.keys // vocab_size
         taken = discounts(level.counts)[np.minimum(level.counts, 3)]
@@ -107,7 +107,7 @@ class _Table:
 class _Order(NamedTuple):
     """Strings as order k sees them."""
 
-    table: _Table
+    table: Table
     context: Int64[np.ndarray, "R places"]  # node of the k − 1 tokens before each place, and before the next token
     node: Int64[np.ndarray, "R T"]  # node of the k tokens that end at each place
 
@@ -133,12 +133,12 @@ class NgramLM:
         self.order = counts.order
         self.max_length = None
         num_contexts = [1, *map(len, counts.levels[:-1])]
-        self._tables = [
-            _Table.smooth(level, num, self.vocab_size) for level, num in zip(counts.levels, num_contexts, strict=True)
+        self.tables = [
+            Table.smooth(level, num, self.vocab_size) for level, num in zip(counts.levels, num_contexts, strict=True)
         ]
-        unigram = self._tables[0]
-        self._p1 = np.full(self.vocab_size, unigram.rest[0] / self.vocab_size)
-        self._p1[unigram.keys] += unigram.direct[:-1]
+        unigram = self.tables[0]
+        self.p1 = np.full(self.vocab_size, unigram.rest[0] / self.vocab_size)
+        self.p1[unigram.keys] += unigram.direct[:-1]
 
     @classmethod
     def fit(
@@ -228,6 +228,20 @@ class NgramLM:
         """Load the counts that the record names."""
         return cls.from_pretrained(folder / record["path"])
 
+    def ends(self, contexts: Sequences) -> list[Int64[np.ndarray, " B"]]:
+        """Return the nodes of the last 1 … n − 1 tokens of each context, −1 where they were never seen."""
+        return [context[:, -1] for _, context, _ in list(self._walk(self._tail(contexts)))[1:]]
+
+    def ends_after(
+        self, ends: Sequence[Int64[np.ndarray, " R"]], tokens: Int64[np.ndarray, " R"]
+    ) -> list[Int64[np.ndarray, " R"]]:
+        """Return the same once a token of each string has been read."""
+        before = [np.zeros_like(tokens), *ends][: len(ends)]
+        return [
+            table.find(np.where(node == _NONE, _NONE, node * self.vocab_size + tokens))
+            for table, node in zip(self.tables, before, strict=False)
+        ]
+
     def _tail(self, contexts: Sequences) -> Int64[np.ndarray, "B tail"]:
         """Return the last n − 1 tokens of each context, with nothing before a short one."""
         contexts = started(contexts, self.eos)
@@ -249,7 +263,7 @@ class NgramLM:
         """Look every place of every string up, order by order: a k-gram is a child of the one that ended before it."""
         R, T = strings.shape
         context = np.zeros((R, T + 1), dtype=np.int64)
-        for table in self._tables:
+        for table in self.tables:
             missing = (context[:, :-1] == _NONE) | (strings == _NONE)
             node = table.find(np.where(missing, _NONE, context[:, :-1] * self.vocab_size + strings))
             yield _Order(table, context, node)
@@ -265,7 +279,7 @@ class NgramLM:
             cells = rows * self.vocab_size + table.keys[nodes] % self.vocab_size
             parts.append((cells, passed[rows] * table.direct[nodes]))
             passed = passed * table.rest[context[:, -1]]
-        p: Float64[np.ndarray, " R*V"] = (passed[:, None] * self._p1).ravel()
+        p: Float64[np.ndarray, " R*V"] = (passed[:, None] * self.p1).ravel()
         for cells, mass in reversed(parts):
             p[cells] += mass  # the cells of one order are distinct
         np.log(p, out=p)

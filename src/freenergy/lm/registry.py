@@ -17,6 +17,7 @@ LANGUAGE_MODELS = {
     "ngram": "ngram:NgramLM",
     "huggingface": "huggingface:HuggingFaceLM",
     "remote": "remote:RemoteLM",
+    "adapted": "adapted:AdaptedLM",
 }
 
 

@@ -15,7 +15,9 @@ from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel
 from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
+from freenergy.lm.adapted import AdaptedLM
 from freenergy.lm.load import load_lm, save_lm
+from freenergy.lm.local_counts import LocalCounts
 from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
 from freenergy.testing import check_language_model
 from freenergy.testing.networks import tiny_network
@@ -27,6 +29,12 @@ V = 4
 def ngram():
     stream = np.array([1, 2, 3, 0, 1, 2, 1, 2, 3, 3, 0, 2, 0, 1, 1, 0] * 3)
     return NgramLM.fit(stream, vocab_size=V, eos=0, order=3)
+
+
+def adapted():
+    """A mix on a network; its contract, which takes longer, is in tests/runs/lm/test_adapted.py."""
+    counts = LocalCounts.of(np.array([1, 2, 3, 0, 1, 2, 1, 0] * 2), vocab_size=V, eos=0, order=2)
+    return AdaptedLM(tiny_network("GPTNeoX"), {"log p": -0.2, "order 2": 0.5, "log(1 + count) · idf": 0.7}, counts)
 
 
 ROWS = {
@@ -71,7 +79,13 @@ def tokenizer():
 def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
     """A served one comes back with its address and no key; it draws by a seed, and all others from the ``Rng``."""
     served = freenergy.RemoteLM(url="http://127.0.0.1:9/v1", vocab_size=V, eos=0, stops=(2,), api_key="secret")
-    lm = {"ngram": ngram, "huggingface": lambda: tiny_network("GPTNeoX"), "remote": lambda: served}[kind]()
+    kinds = {
+        "ngram": ngram,
+        "huggingface": lambda: tiny_network("GPTNeoX"),
+        "remote": lambda: served,
+        "adapted": adapted,
+    }
+    lm = kinds[kind]()
     save_lm(lm, tmp_path)
     again = load_lm(tmp_path, tokenizer())
     assert type(again) is language_model_class(kind) is type(lm)

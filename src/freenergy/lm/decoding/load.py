@@ -21,6 +21,7 @@ from freenergy.lm.decoding.families import Affine, DecoderWeights, take_apart
 from freenergy.lm.decoding.plain import PlainSteps
 from freenergy.lm.decoding.sampling import rows_at_once
 from freenergy.lm.decoding.step import FastStepper, Kernels
+from freenergy.lm.editing import Edit
 from freenergy.lm.network_steps import TOLERANCE, First, log_prob_whole, read, telling_example
 
 
@@ -95,13 +96,19 @@ class Decoder:
             num = -(-num // fused.LANES) * fused.LANES
         return max(1, self.rows_at_once(length) // num)
 
-    def starting(self, first: First, length: int, layers: tuple[int, ...] = ()) -> Callable[[int], FastStepper]:
+    def starting(
+        self,
+        first: First,
+        length: int,
+        layers: tuple[int, ...] = (),
+        edit: Callable[[], Edit | None] = lambda: None,
+    ) -> Callable[[int], FastStepper]:
         """Return what makes steppers of any number of continuations of contexts that have been read."""
         network = self.network
 
         def stepper(num: int) -> FastStepper:
             kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else PlainSteps()
-            return FastStepper(self._by_output(network), first, num, length, layers, kernels)
+            return FastStepper(self._by_output(network), first, num, length, layers, kernels, edit())
 
         return stepper
 

@@ -110,8 +110,9 @@ class _Walk:
         (B, N, _), V = self._tokens.shape, self._stepper.log_first.shape[1]
         numbers = self._rows.numbers(t)
         u = None if numbers is None else numbers.flatten()
-        kernels, head = self._stepper.kernels, self._stepper.network.head
-        if u is not None and hidden is not None and self._truncation.is_identity and isinstance(kernels, Fused):
+        kernels, head, edit = self._stepper.kernels, self._stepper.network.head, self._stepper.edit
+        is_plain = self._truncation.is_identity and edit is None
+        if u is not None and hidden is not None and is_plain and isinstance(kernels, Fused):
             return self._keep(t, [kernels.draw(hidden, head, u.view(B, N), self._is_traced)])
         if hidden is not None:
             hidden = self._stepper.rows(hidden)
@@ -125,6 +126,8 @@ class _Walk:
             logits = self._room[: rows.stop - r]
             self._write_logits(hidden, rows, logits[:, :V])
             logits[:, V:] = drawing.NOTHING
+            if hidden is not None and edit is not None:
+                edit.apply(logits, rows)
             pick = drawing.ByRows(self._rows, (B, N)) if u is None else drawing.ByUniform(u[rows].to(logits.device))
             parts.append(drawing.draw(logits, self._truncation, pick, self._is_traced))
         return self._keep(t, parts)

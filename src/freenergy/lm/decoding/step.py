@@ -19,6 +19,7 @@ from freenergy.lm.decoding.families import DecoderWeights, Layer
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.memory import Memory
 from freenergy.lm.decoding.plain import PlainSteps
+from freenergy.lm.editing import Edit, applied
 from freenergy.lm.network_steps import First
 from freenergy.lm.stepping import exchanged
 
@@ -37,9 +38,11 @@ class FastStepper:
         length: int,
         layers: tuple[int, ...] = (),
         kernels: Kernels | None = None,
+        edit: Edit | None = None,
     ) -> None:
         self.network, self.kernels, self.layers = network, kernels or PlainSteps(), layers
-        self.log_first, self.shape = first.log_p, (len(first.log_p), num)
+        self.edit, self.shape = edit, (len(first.log_p), num)
+        self.log_first = first.log_p if edit is None else applied(edit, first.log_p)
         self.memory = Memory.after(first.prefix, network, num, length, lanes=self.kernels.lanes)
         self.states = first.states.unsqueeze(1)
 
@@ -50,7 +53,9 @@ class FastStepper:
     @torch.no_grad()
     def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
         """Read a token of each candidate."""
-        return normalised(self.network.head(self.rows(self.advance(tokens)))).view(*tokens.shape, -1)
+        scores = self.network.head(self.rows(self.advance(tokens)))
+        log_p = normalised(scores) if self.edit is None else applied(self.edit, scores)
+        return log_p.view(*tokens.shape, -1)
 
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, "B N"]) -> Tensor:
@@ -63,6 +68,8 @@ class FastStepper:
                 seen[i + 1] = self.rows(x).clone()
         hidden = self.kernels.norm(x, self.network.norm)
         self.memory.filled += 1
+        if self.edit is not None:
+            self.edit.advance(tokens)
         if self.layers:
             seen[len(self.network.layers)] = self.rows(hidden)
             self.states = torch.stack([seen[layer] for layer in self.layers], dim=1).unflatten(0, tokens.shape)
@@ -75,6 +82,8 @@ class FastStepper:
     def select(self, rows: Int[Tensor, "B N"]) -> None:
         """Replace candidate n of context b by candidate rows[b, n]; all share the prefix."""
         self.memory.select(rows)
+        if self.edit is not None:
+            self.edit.select(rows)
         self.states = exchanged(self.states, rows)
 
     def _embedded(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N E"]:
