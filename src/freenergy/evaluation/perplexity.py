@@ -175,17 +175,21 @@ def ratio(log_p: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measure
 
 def rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> tuple[float | None, float | None]:
     """Return Σ amount / Σ n over documents, and the reach of its 95 % interval; None where it cannot be estimated."""
-    D, total = len(amount), n.sum()
+    total = n.sum()
     if not total:  # text without spaces may begin no word in any window
         return None, None
     H = float(amount.sum() / total)
     if not math.isfinite(H):  # an estimate of log Z may be infinite
         return None, None
+    return H, reach_of((amount - H * n) / total)
+
+
+def reach_of(moved: Float[np.ndarray, " D"]) -> float | None:
+    """The reach of the 95 % interval of a number that document d moves by ``moved[d]``; None for one document."""
+    D = len(moved)
     if D < 2:
-        return H, None
-    r = amount - H * n
-    se = math.sqrt(D / (D - 1) * (r**2).sum()) / total
-    return H, float(stdtrit(D - 1, (1 + CONFIDENCE) / 2)) * se
+        return None
+    return float(stdtrit(D - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(D / (D - 1) * (moved**2).sum())
 
 
 def measured_rate(amount: Float[np.ndarray, " D"], n: Float[np.ndarray, " D"]) -> Measurement:

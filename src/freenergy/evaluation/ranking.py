@@ -20,7 +20,8 @@ from torch import Tensor
 from freenergy.core.rng import Rng
 from freenergy.core.scored import Scored
 from freenergy.evaluation.bootstrap import FEWEST, ends_of
-from freenergy.evaluation.perplexity import Counts, Measurement, measured_rate
+from freenergy.evaluation.perplexity import Counts, Measurement
+from freenergy.evaluation.text_statistics import Share
 
 RULES = ("likelihood", "energy", "model")
 _RESAMPLES = 2_000
@@ -56,10 +57,7 @@ def ranking_of(numbers: Float[Tensor, "W rules 4"], counts: Counts, draws: int, 
 
 
 def _share(values: Float[np.ndarray, " W"], counts: Counts) -> Measurement:
-    found = measured_rate(counts.by_document(values), counts.by_document(np.ones(len(values))))
-    if found.low is None or found.high is None:
-        return found
-    return Measurement(found.value, max(found.low, 0.0), min(found.high, 1.0))
+    return Share.of(counts.by_document(values), counts.by_document(np.ones(len(values)))).measured()
 
 
 def detection(real: Float[np.ndarray, " W"], drawn: Float[np.ndarray, " W"], counts: Counts, rng: Rng) -> Measurement:

@@ -31,7 +31,13 @@ from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.ranking import ranking_of
 from freenergy.evaluation.scores import WINDOWS, log_probs_folder, scored_chunks, window_log_probs
-from freenergy.evaluation.text_statistics import CountedText, text_statistics, training_text
+from freenergy.evaluation.text_statistics import (
+    CountedText,
+    nearer_to_human,
+    shares_of_text,
+    text_statistics,
+    training_text,
+)
 from freenergy.evaluation.written import written_samples
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
@@ -153,11 +159,13 @@ def _joint(
         name: CountedText(picked(contrast, chosen), counts.documents)
         for name, chosen in {"human": human, "base": folding["base"], "joint": folding["joint"]}.items()
     }
+    shares = shares_of_text(texts, training_text(subject.corpus), progress)
     found = {
         "joint": report.to_json(),
         "draws_curve": draws_curve(folding["curve"], numbers.log_base, counts, numbers.draws),
         "densities": densities(folding["densities"], counts),
-        "text": text_statistics(texts, training_text(subject.corpus), progress),
+        "text": text_statistics(texts, shares),
+        "nearer": nearer_to_human(shares, "joint"),
         "ranking": ranking_of(folding["ranking"], counts, numbers.draws, rng.child("ranking")),
         "by_position": _positions(subject, joint, folder, rng, progress),
         "samples": folding.samples,

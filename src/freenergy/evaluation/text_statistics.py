@@ -12,6 +12,11 @@ Intervals are over documents. Repetition and unseen are ratios of sums (``perple
 the n-grams that document d alone has, K falls by u_d without it, so the interval of K/T reaches as far as that of
 Σ u_d / Σ t_d (the jackknife at a fixed size of text). A bootstrap would take documents twice, which are then all
 repetition.
+
+Every statistic s is thus linearised over documents, s ≈ Σ_d a_d / Σ_d t_d, and so is how much nearer a model's text is
+to human text than another's (h human, b base, m model), on the same windows:
+
+    nearer = |s_b − s_h| − |s_m − s_h|
 """
 
 from typing import Any, NamedTuple
@@ -23,10 +28,43 @@ from freenergy.core.progress import Advance, Progress
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Corpus
 from freenergy.corpus.deduplicate import Stream, repeated
-from freenergy.evaluation.perplexity import Measurement, measured_rate, rate
+from freenergy.evaluation.perplexity import Measurement, reach_of
 
 ORDERS = (2, 3, 4)
 REPETITION = 4
+
+
+class Share(NamedTuple):
+    """A statistic between 0 and 1, and by how much each document moves it."""
+
+    value: float | None
+    moved: Float[np.ndarray, " D"]
+
+    @classmethod
+    def of(cls, amount: Float[np.ndarray, " D"], size: Float[np.ndarray, " D"], value: float | None = None) -> "Share":
+        """Linearise Σ amount / Σ size over documents; ``value`` where that is not the statistic itself."""
+        total = size.sum()
+        if not total:
+            return cls(None, np.zeros(len(size)))
+        mean = amount.sum() / total
+        return cls(float(mean) if value is None else value, (amount - mean * size) / total)
+
+    def measured(self) -> Measurement:
+        """The share with its 95 % interval, between 0 and 1."""
+        reach = reach_of(self.moved)
+        if self.value is None or reach is None:
+            return Measurement(self.value, None, None)
+        return Measurement(self.value, max(self.value - reach, 0.0), min(self.value + reach, 1.0))
+
+
+def nearer(base: Share, model: Share, human: Share) -> Measurement:
+    """How much nearer the model's text is to human text than the base's; negative where it is further away."""
+    if base.value is None or model.value is None or human.value is None:
+        return Measurement(None, None, None)
+    of_base, of_model = base.value - human.value, model.value - human.value
+    moved = np.sign(of_base) * (base.moved - human.moved) - np.sign(of_model) * (model.moved - human.moved)
+    value, reach = abs(of_base) - abs(of_model), reach_of(moved)
+    return Measurement(value, *((None, None) if reach is None else (value - reach, value + reach)))
 
 
 class CountedText(NamedTuple):
@@ -44,24 +82,44 @@ def training_text(corpus: Corpus) -> Stream:
     )
 
 
-def text_statistics(texts: dict[str, CountedText], train: Stream, progress: Progress) -> dict[str, Any]:
+Shares = dict[str, Share]  # "distinct 2", …, "repetition", "unseen 2", …
+
+
+def shares_of_text(texts: dict[str, CountedText], train: Stream, progress: Progress) -> dict[str, Shares]:
+    """All statistics of each text, in equal numbers of tokens."""
+    budget = min(int(text.x.lengths.sum(0).min()) for text in texts.values())
+    found: dict[str, Shares] = {}
+    with progress.track("statistics of text", len(texts) * len(ORDERS) * train.size, "tokens") as advance:
+        for name, text in texts.items():
+            found[name] = {f"distinct {n}": distinct(text, n, budget) for n in ORDERS}
+            found[name] |= {"repetition": repetition(text)}
+            found[name] |= {f"unseen {n}": unseen(text, n, train, advance) for n in ORDERS}
+    return found
+
+
+def text_statistics(texts: dict[str, CountedText], shares: dict[str, Shares]) -> dict[str, Any]:
     """``distinct``, ``repetition`` and ``unseen`` of each text, each as [share, low, high]."""
     budget = min(int(text.x.lengths.sum(0).min()) for text in texts.values())
-    with progress.track("statistics of text", len(texts) * len(ORDERS) * train.size, "tokens") as advance:
-        return {
-            name: {
-                "distinct": {str(n): distinct(text, n, budget).to_json() for n in ORDERS},
-                "repetition": repetition(text).to_json(),
-                "unseen": {str(n): unseen(text, n, train, advance).to_json() for n in ORDERS},
-                "windows": text.x.shape[0],
-                "tokens": budget,
-                "versions": text.x.shape[1],
-            }
-            for name, text in texts.items()
+    by_order = {name: {str(n): f"{name} {n}" for n in ORDERS} for name in ("distinct", "unseen")}
+    return {
+        name: {
+            **{key: {n: shares[name][of].measured().to_json() for n, of in by_order[key].items()} for key in by_order},
+            "repetition": shares[name]["repetition"].measured().to_json(),
+            "windows": text.x.shape[0],
+            "tokens": budget,
+            "versions": text.x.shape[1],
         }
+        for name, text in texts.items()
+    }
 
 
-def distinct(text: CountedText, n: int, budget: int) -> Measurement:
+def nearer_to_human(shares: dict[str, Shares], model: str, base: str = "base") -> dict[str, list[float | None]]:
+    """How much nearer to ``human`` one text is than another, statistic by statistic, as [nearer, low, high]."""
+    human = shares["human"]
+    return {name: nearer(shares[base][name], shares[model][name], human[name]).to_json() for name in human}
+
+
+def distinct(text: CountedText, n: int, budget: int) -> Share:
     """K / T within the first ``budget`` tokens, averaged over the versions."""
     documents = np.unique(text.documents, return_inverse=True)[1]
     D = int(documents.max()) + 1
@@ -77,13 +135,10 @@ def distinct(text: CountedText, n: int, budget: int) -> Measurement:
         K, T = K + len(np.unique(which)), T + len(of)
         alone += np.bincount(pairs[1][holders[pairs[0]] == 1], minlength=D)
         size += np.bincount(of, minlength=D)
-    if not T:
-        return Measurement(None, None, None)
-    reach = rate(alone, size)[1]
-    return Measurement(K / T, *((None, None) if reach is None else (max(K / T - reach, 0.0), min(K / T + reach, 1.0))))
+    return Share.of(alone, size, K / T if T else None)
 
 
-def repetition(text: CountedText, n: int = REPETITION) -> Measurement:
+def repetition(text: CountedText, n: int = REPETITION) -> Share:
     """Share of the n-grams ending in the continuations that stood earlier in the same window, prefix included."""
     (W, R), before = text.x.shape, np.zeros(text.x.shape[0])
     total = np.zeros(W)
@@ -100,7 +155,7 @@ def repetition(text: CountedText, n: int = REPETITION) -> Measurement:
     return _share(before, total, text.documents)
 
 
-def unseen(text: CountedText, n: int, train: Stream, advance: Advance) -> Measurement:
+def unseen(text: CountedText, n: int, train: Stream, advance: Advance) -> Share:
     """Share of the n-grams inside the continuations that the training stream does not hold."""
     (W, R), rows = text.x.shape, text.x.flat().lists()
     tokens = np.array([token for row in rows for token in row], dtype=np.int64)
@@ -128,9 +183,6 @@ def _share(
     part: Float[np.ndarray, " W"] | Integer[np.ndarray, " W"],
     total: Float[np.ndarray, " W"] | Integer[np.ndarray, " W"],
     documents: Integer[np.ndarray, " W"],
-) -> Measurement:
+) -> Share:
     d = np.unique(documents, return_inverse=True)[1]
-    found = measured_rate(np.bincount(d, part), np.bincount(d, total))
-    if found.low is None or found.high is None:
-        return found
-    return Measurement(found.value, max(found.low, 0.0), min(found.high, 1.0))
+    return Share.of(np.bincount(d, part), np.bincount(d, total))
