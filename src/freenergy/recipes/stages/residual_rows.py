@@ -7,7 +7,6 @@ window; the interval is over documents.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +67,7 @@ class _Scores(NamedTuple):
 
 def _scored(run: ResidualRun) -> _Scores:
     """Returns the certified log-probabilities of a run's windows."""
-    parts = [read_tensors(path) for path in _shards(run.stage("evaluation") / "scores")]
+    parts = [read_tensors(path) for path in sorted((run.stage("evaluation") / "scores").glob("*.safetensors"))]
     log_base, energy, lengths = (
         torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
     )
@@ -77,7 +76,3 @@ def _scored(run: ResidualRun) -> _Scores:
     documents = corpus.windows(run.recipe.evaluation.split).documents[rows]
     log_prob = log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])
     return _Scores(log_prob.numpy(), lengths[:, 0].numpy(), documents)
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
