@@ -61,8 +61,8 @@ from freenergy.recipes.families.residual import ResidualRecipe as ResidualRecipe
 from freenergy.recipes.load import load_experiment as load_experiment
 from freenergy.recipes.load import load_recipe as load_recipe
 from freenergy.recipes.stages.distil import distil as distil
-from freenergy.recipes.stages.evaluate import EvaluationRequest as EvaluationRequest
-from freenergy.recipes.stages.evaluate import evaluate as evaluate
+from freenergy.recipes.stages.evaluation import EvaluationRequest as EvaluationRequest
+from freenergy.recipes.stages.evaluation import evaluate as evaluate
 from freenergy.report import write_report as write_report
 from freenergy.runs.run import Recipe as Recipe
 from freenergy.runs.sweep.run import run_sweep as run_sweep

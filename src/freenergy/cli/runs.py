@@ -88,8 +88,8 @@ def evaluate(
     """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.cli.show import Bars, show_evaluation
     from freenergy.core.workers.from_name import worker_pool
-    from freenergy.recipes.stages.evaluate import EvaluationRequest
-    from freenergy.recipes.stages.evaluate import evaluate as measure
+    from freenergy.recipes.stages.evaluation import EvaluationRequest
+    from freenergy.recipes.stages.evaluation import evaluate as measure
 
     request = EvaluationRequest(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines

@@ -164,14 +164,11 @@ def merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
     found = dict(table)
     for key, value in changes.items():
         old = found.get(key)
-        is_other_kind = isinstance(value, dict) and isinstance(old, dict) and _kinds_differ(old, value)
-        is_section = isinstance(value, dict) and isinstance(old, dict) and not is_other_kind
-        found[key] = merged(old, value) if is_section else value  # type: ignore[arg-type]
+        found[key] = value
+        if isinstance(value, dict) and isinstance(old, dict):
+            is_other_kind = "kind" in value.keys() & old.keys() and value["kind"] != old["kind"]
+            found[key] = value if is_other_kind else merged(old, value)
     return found
-
-
-def _kinds_differ(old: Table, new: Table) -> bool:
-    return "kind" in new and "kind" in old and new["kind"] != old["kind"]
 
 
 def _nested(path: str, value: Any) -> Table:

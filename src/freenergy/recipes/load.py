@@ -8,10 +8,9 @@ import json
 import runpy
 import tomllib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
@@ -19,10 +18,9 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.workers.local import InProcess
 from freenergy.core.workers.protocol import WorkerPool
-from freenergy.recipes.errors import ErrorMessages
 from freenergy.recipes.experiment import Experiment
 from freenergy.recipes.families import DEFAULT, family_class
-from freenergy.recipes.sections import all_sections, with_kinds
+from freenergy.recipes.sections import ErrorMessages, all_sections, with_kinds
 from freenergy.runs.run import RECIPE, Recipe, Run
 from freenergy.runs.sweep.rows import Sweep
 from freenergy.training.settings import PRESETS
@@ -52,7 +50,7 @@ def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:
         family = family_class(table.get("family", DEFAULT))
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
-    found: Recipe = _checker(family).checked(table, origin)  # type: ignore[arg-type] # classes are hashable
+    found: Recipe = _checked(family, table, origin)
     return found
 
 
@@ -86,7 +84,7 @@ def load_experiment(name: str, changes: Sequence[str] = ()) -> Sweep:
 
 def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> Sweep:
     """Check a table of settings; returns the sweep that it describes."""
-    settings: Experiment = _checker(Experiment).checked(table, origin)
+    settings: Experiment = _checked(Experiment, table, origin)
     named = settings.recipe
     recipe = _from_toml(_path(named, RECIPES)) if isinstance(named, str) else named
     try:
@@ -95,36 +93,28 @@ def make_experiment(table: Mapping[str, Any], *, origin: str = "experiment") -> 
         raise UserError(f"{origin}: {error}") from None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Checker:
-    """Makes a dataclass of a table, or says in one sentence why not."""
-
-    root: type
-    validate: Callable[[str], Any]
-    messages: ErrorMessages
-
-    def checked(self, table: Mapping[str, Any], origin: str) -> Any:
-        """Unknown keys and wrong types are refused with their path."""
-        table = _with_presets(dict(table))
-        try:
-            table = with_kinds(table, self.root)
-            # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
-            return self.validate(json.dumps(table, default=str))
-        except ValidationError as error:
-            raise UserError(self.messages.sentence(error.errors(), origin, table)) from None
-        except UserError as error:
-            raise UserError(f"{origin}: {error}") from None
+def _checked(root: type, table: Mapping[str, Any], origin: str) -> Any:
+    """Make a dataclass of a table; unknown keys and wrong types are refused with their path, in one sentence."""
+    validate, messages = _checker(root)
+    table = _with_presets(dict(table))
+    try:
+        table = with_kinds(table, root)
+        # as JSON, since pydantic's strict mode wants instances of dataclasses from Python
+        return validate(json.dumps(table, default=str))
+    except ValidationError as error:
+        raise UserError(messages.sentence(error.errors(), origin, table)) from None
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
 
 
 @cache
-def _checker(root: Hashable) -> _Checker:
-    """Returns the checker of a dataclass, whose sections are made strict once."""
+def _checker(root: Hashable) -> tuple[Callable[[str], Any], ErrorMessages]:
+    """Returns what validates and explains a dataclass, whose sections are made strict once."""
     assert isinstance(root, type)
     sections = all_sections(root)
     for section in sections:
         with_config(ConfigDict(extra="forbid", strict=True))(section)
-    return _Checker(root, TypeAdapter(root).validate_json, ErrorMessages(sections))
+    return TypeAdapter(root).validate_json, ErrorMessages(sections)
 
 
 def _with_presets(table: dict[str, Any]) -> dict[str, Any]:

@@ -45,20 +45,16 @@ class Recipe(Protocol):
     @property
     def name(self) -> str:
         """Names the run's folder."""
-        ...
 
     @property
     def seed(self) -> int:
         """Decides every random choice."""
-        ...
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as JSON-like values, which ``recipes.make_recipe`` reads again."""
-        ...
 
     def stages(self) -> "tuple[Stage[Any], ...]":
         """Returns the stages in order."""
-        ...
 
 
 R_co = TypeVar("R_co", bound=Recipe, covariant=True)

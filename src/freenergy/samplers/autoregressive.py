@@ -71,15 +71,15 @@ class Autoregressive:
         with progress.track("writing", num * L, "tokens") as advance:
             texts = [self._text(own, rng.child("text", r), advance) for r in range(num)]
         return Sampled(
-            x=Continuations.from_lists(target.contexts.lists(), [[text.tokens for text in texts]]),
-            log_base=torch.tensor([[text.log_base for text in texts]], dtype=torch.float64),
-            energy=torch.tensor([[text.energy for text in texts]], dtype=torch.float64),
+            x=Continuations.from_lists(target.contexts.lists(), [[[step.token for step in text] for text in texts]]),
+            log_base=torch.tensor([[sum(step.log_base for step in text) for text in texts]], dtype=torch.float64),
+            energy=torch.tensor([[text[-1].energy for text in texts]], dtype=torch.float64),
             method="autoregressive",
             law=self.law,
-            distance=min(1.0, sum(text.distance for text in texts) / num),
+            distance=min(1.0, sum(sum(step.distance for step in text) for text in texts) / num),
             is_estimated=True,
-            base_tokens=sum(text.base_tokens for text in texts),
-            notes=_notes(texts),
+            base_tokens=sum(step.base_tokens for text in texts for step in text),
+            notes=_notes([step for text in texts for step in text]),
         )
 
     def cost(self, space: SequenceSpace, num: int = 1) -> int:
@@ -87,7 +87,7 @@ class Autoregressive:
         L = space.length
         return num * min(self.top_k, space.vocab_size) * self.completions * L * (L - 1) // 2
 
-    def _text(self, target: Target[Residual], rng: Rng, advance: Advance) -> "_Text":
+    def _text(self, target: Target[Residual], rng: Rng, advance: Advance) -> "list[_Step]":
         steps: list[_Step] = []
         space = target.space
         for t in range(space.length):
@@ -96,14 +96,7 @@ class Autoregressive:
             advance(1)
             if steps[-1].token == space.eos:
                 break
-        return _Text(
-            tokens=[step.token for step in steps],
-            log_base=sum(step.log_base for step in steps),
-            energy=steps[-1].energy,
-            distance=sum(step.distance for step in steps),
-            base_tokens=sum(step.base_tokens for step in steps),
-            uneven=sum(step.is_uneven for step in steps),
-        )
+        return steps
 
     def _step(self, left: Target[Residual], head: Sequence[int], rng: Rng) -> "_Step":
         """Choose one token; ``left`` is the target with what is left of the space."""
@@ -157,17 +150,6 @@ class _Step:
     is_uneven: bool  # one completion carries most of the weight
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Text:
-    tokens: list[int]
-    log_base: float
-    energy: float
-    distance: float
-    base_tokens: int
-    uneven: int
-
-
 def step_distance(log_a: Float[Tensor, "k m"]) -> float:
     """The bound on a step's total variation above, with log(q(v) w_j) of m completions standing for their law.
 
@@ -187,11 +169,10 @@ def step_distance(log_a: Float[Tensor, "k m"]) -> float:
     return float((P - below).clamp(min=0).sum())
 
 
-def _notes(texts: Sequence[_Text]) -> tuple[str, ...]:
-    uneven, steps = sum(text.uneven for text in texts), sum(len(text.tokens) for text in texts)
-    if not uneven:
-        return ()
-    return (
-        f"the text follows its target only roughly: at {uneven} of {steps} tokens one completion carries most of the "
-        "weight; take more completions",
+def _notes(steps: Sequence[_Step]) -> tuple[str, ...]:
+    uneven = sum(step.is_uneven for step in steps)
+    note = (
+        f"the text follows its target only roughly: at {uneven} of {len(steps)} tokens one completion carries most of "
+        "the weight; take more completions"
     )
+    return (note,) if uneven else ()

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Kernel, KernelState, Model, Target
+from freenergy.core.roles import Kernel, Model, Target
 from freenergy.models.residual import residual_of
 from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
@@ -46,11 +44,6 @@ class Chain:
                 accepted += info.is_accepted.cpu()
                 base_tokens += info.base_tokens
                 advance(1)
-        return self._sampled(target, state, accepted, base_tokens)
-
-    def _sampled(
-        self, target: Target[Model], state: KernelState, accepted: Int[Tensor, " num"], base_tokens: int
-    ) -> Sampled:
         ends = residual_of(target).scored(state.x.to("cpu"), allow_inf=True)
         if (ends.energy == torch.inf).any():
             raise UserError(

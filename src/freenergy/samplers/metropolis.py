@@ -58,12 +58,12 @@ class Metropolis:
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Start every chain at a draw and let it run."""
         check_call(target, num)
-        kernel, accepted, time = self.kernel, 0, 0
+        kernel, accepted, time, together = self.kernel, 0, 0, max(1, self.batch_size // num)
         state = IndependenceState(kernel.propose(target, num, rng.child("start")))
         log_weight, tokens = [state.at.log_weight[0]], state.at.tokens_drawn
         with progress.track("stepping", self.steps, "steps") as advance:
             while time < self.steps:
-                streams = [rng.child("step", t) for t in range(time, min(time + self._block(num), self.steps))]
+                streams = [rng.child("step", t) for t in range(time, min(time + together, self.steps))]
                 for stream, proposal in zip(streams, self._proposals(target, num, streams), strict=True):
                     state, info = kernel.move(state, proposal, stream)
                     accepted += int(info.is_accepted.sum())
@@ -72,9 +72,6 @@ class Metropolis:
                 time += len(streams)
                 advance(len(streams))
         return self._sampled(state.at, torch.cat(log_weight), tokens, accepted / (self.steps * num))
-
-    def _block(self, num: int) -> int:
-        return max(1, self.batch_size // num)
 
     def _proposals(self, target: Target[Model], num: int, streams: list[Rng]) -> list[Scored]:
         """The proposals of several steps, drawn as several contexts of which each has its own stream."""

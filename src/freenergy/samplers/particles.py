@@ -42,16 +42,6 @@ _ROUNDING = 1e-6  # equal weights have an effective size of N, nearly
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """When particles are weighed, and how they take each other's place."""
-
-    check_every: int  # tokens between two looks of the energy
-    share: float  # resample when fewer than this share of the particles are effective; 0 never does
-    resampling: Ancestry = "strata"  # one ancestor from each stratum of the weights, or all independently
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Island:
     """N particles of each of B contexts that were exchanged among each other; float64 on the CPU."""
 
@@ -102,18 +92,24 @@ def run_island(
     target: Target[Model],
     num: int,
     rng: Rng,
-    how: Exchange,
     *,
+    check_every: int,
+    share: float,
+    resampling: Ancestry = "strata",
     truncation: Truncation = ANCESTRAL,
     law: Law = "model",
     batch_size: int = 128,
     advance: Advance | None = None,
 ) -> Island:
-    """Write ``num`` particles of each context to their end; every context decides for itself when it resamples."""
+    """Write ``num`` particles of each context to their end, weighed every ``check_every`` tokens.
+
+    A context resamples when fewer than a ``share`` of its particles are effective (0: never): one ancestor from each
+    stratum of the weights, or all independently.
+    """
     model, contexts, space = residual_of(target), target.contexts.trimmed(), target.space
     walk = Walk(begin(model.base, contexts, num, space.length), contexts, num, space, rng, truncation)
     flock, ess, is_resampled, base_tokens = _Flock(len(contexts), num), [], [], 0
-    for length in looks(space.length, how.check_every):
+    for length in looks(space.length, check_every):
         before = int(walk.x.lengths.sum())
         walk.go_to(length)
         drawn = int(walk.x.lengths.sum()) - before
@@ -122,10 +118,10 @@ def run_island(
             seen = model.weigh(draws, truncation=truncation, law=law, batch_size=batch_size)
             flock.weigh(seen)
         ess.append(effective_sample_size(flock.log_weight).nan_to_num(0.0))  # 0 where none has any weight
-        is_due = (ess[-1] > 0) & (ess[-1] < how.share * num - _ROUNDING) & (drawn > 0) & (length < space.length)
+        is_due = (ess[-1] > 0) & (ess[-1] < share * num - _ROUNDING) & (drawn > 0) & (length < space.length)
         is_resampled.append(is_due)
         if is_due.any():
-            rows = _ancestors(flock.log_weight, is_due, how.resampling, rng, length)
+            rows = _ancestors(flock.log_weight, is_due, resampling, rng, length)
             walk.select(rows)
             flock.select(rows, is_due)
         base_tokens += drawn

@@ -25,7 +25,7 @@ SAMPLERS = Registry[Sampler](
         "metropolis": "freenergy.samplers.metropolis:Metropolis",
         "sequential": "freenergy.samplers.sequential:Sequential",
         "autoregressive": "freenergy.samplers.autoregressive:Autoregressive",
-        "base": "freenergy.samplers.plain:Plain",
+        "base": "freenergy.samplers.resampling:Plain",
     },
 )
 KERNELS = Registry[Kernel[Any]](

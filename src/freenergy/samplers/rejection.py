@@ -12,7 +12,7 @@ possible energy. ``QuasiRejection`` also chooses the bound, from a pilot of draw
 that given β the law is P_β exactly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -51,17 +51,16 @@ class Rejection:
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Propose until ``num`` are accepted."""
-        found = _accept(self, self.log_bound, target, num, rng, progress)
-        log_w = found.log_weight
+        found, log_w = _accept(self, "rejection", self.log_bound, target, num, rng, progress)
         above = int((log_w > self.log_bound + _ROUNDING).sum())
         if not above:
-            return found.sampled("rejection", distance=0.0, is_estimated=False)
+            return found
         distance = divergence(log_w, self.log_bound).total_variation
         note = (
             f"the stated log_bound of {self.log_bound:g} is not a bound: {above} of {len(log_w)} weights are above it, "
             f"the largest at {float(log_w.max()):g}; the reported distance is an estimate"
         )
-        return found.sampled("rejection", distance=distance, is_estimated=True, notes=(note, *_doubts(log_w)))
+        return replace(found, distance=distance, is_estimated=True, notes=(note, *_doubts(log_w)))
 
 
 @final
@@ -81,9 +80,7 @@ class QuasiRejection:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.log_bound, self.acceptance, self.distance)) != 1:
             raise UserError("quasi-rejection needs one of log_bound, acceptance and distance: give exactly one")
-        for name, wanted in (("acceptance", self.acceptance), ("distance", self.distance)):
-            if wanted is not None and not 0 < wanted < 1:
-                raise UserError(f"{name} is {wanted}: set it between 0 and 1")
+        check_range(self, "acceptance", "distance", above=0, below=1)
         _check(self)
         check_range(self, "pilot", at_least=1)
 
@@ -94,18 +91,13 @@ class QuasiRejection:
         if log_bound is None:
             pilot = self.draw_pilot(target, rng, progress)
             log_bound, before, tokens = self.choose_bound(pilot), pilot.log_weight[0], pilot.tokens_drawn
-        found = _accept(self, log_bound, target, num, rng, progress)
-        seen = torch.cat([before, found.log_weight])
+        found, log_w = _accept(self, "quasi-rejection", log_bound, target, num, rng, progress)
+        seen = torch.cat([before, log_w])
         notes = _doubts(seen)
         if seen.max() <= log_bound:
             notes = (*notes, f"no weight of {len(seen)} is above the bound: the distance is of weights not seen yet")
-        return found.sampled(
-            "quasi-rejection",
-            distance=divergence(seen, log_bound).total_variation,
-            is_estimated=True,
-            notes=notes,
-            more_tokens=tokens,
-        )
+        distance = divergence(seen, log_bound).total_variation
+        return replace(found, distance=distance, is_estimated=True, base_tokens=found.base_tokens + tokens, notes=notes)
 
     def draw_pilot(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Scored:
         """The draws that a bound is chosen from; ``divergence_curve`` shows what others would have cost."""
@@ -124,42 +116,19 @@ class QuasiRejection:
         return bound_for_distance(pilot.log_weight[0], self.distance)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Accepted:
-    """The first ``num`` accepted proposals, and what is known of all that were made."""
-
-    results: Scored
-    log_weight: Float[Tensor, " n"]
-    acceptance: float
-    base_tokens: int
-
-    def sampled(
-        self, method: str, *, distance: float, is_estimated: bool, notes: tuple[str, ...] = (), more_tokens: int = 0
-    ) -> Sampled:
-        return Sampled(
-            x=self.results.x.to("cpu"),
-            log_base=self.results.log_base,
-            energy=self.results.energy,
-            method=method,
-            law=self.results.law,
-            distance=distance,
-            is_estimated=is_estimated,
-            base_tokens=self.base_tokens + more_tokens,
-            acceptance=self.acceptance,
-            notes=notes,
-        )
-
-
 def _accept(
     settings: Rejection | QuasiRejection,
+    method: str,
     log_bound: float,
     target: Target[Model],
     num: int,
     rng: Rng,
     progress: Progress,
-) -> _Accepted:
-    """Propose in batches until enough are accepted. Coins belong to proposals, so the batch size changes no result."""
+) -> tuple[Sampled, Float[Tensor, " n"]]:
+    """Return the first ``num`` accepted proposals, as if β were a bound, and the weights of all that were made.
+
+    Coins belong to proposals, so the batch size changes no result.
+    """
     check_call(target, num)
     model, kept, parts = residual_of(target), list[Scored](), list[Tensor]()
     n = found = tokens = 0
@@ -181,7 +150,18 @@ def _accept(
     rate = float(acceptance(log_weight - log_bound).mean())
     if found < num:
         raise _spent(num, found, rate, log_weight)
-    return _Accepted(results=Scored.cat(kept, dim=1), log_weight=log_weight, acceptance=rate, base_tokens=tokens)
+    results = Scored.cat(kept, dim=1)
+    return Sampled(
+        x=results.x.to("cpu"),
+        log_base=results.log_base,
+        energy=results.energy,
+        method=method,
+        law=settings.law,
+        distance=0.0,
+        is_estimated=False,
+        base_tokens=tokens,
+        acceptance=rate,
+    ), log_weight
 
 
 def _doubts(log_weight: Float[Tensor, " n"]) -> tuple[str, ...]:

@@ -79,7 +79,6 @@ class SharesDraws(Protocol):
 
     def requests(self, target: Target[Any], num: int, rng: Rng) -> Generator[DrawRequest, Scored, Sampled]:
         """Sample as ``__call__`` does, in steps."""
-        ...
 
 
 def sampling(sampler: Sampler, target: Target[Any], num: int, rng: Rng) -> Generator[Request, Any, Sampled]:

@@ -11,6 +11,9 @@ The bound is estimated from the same draws (w_i/Z by n·w_i/Σw), so it is as go
 are bad. Several results of one context are chosen among the same candidates: with replacement each follows P_n, without
 only the first does. With a goal for the effective sample size, n depends on the weights that were seen, and the law
 above holds only approximately. The goal is checked every ``check_every`` candidates, whatever the batch size.
+
+``Plain`` keeps every draw: its target is the base itself, tempered and truncated as q is, so its distance is 0. The
+energy scores the draws without changing them, for comparison.
 """
 
 from collections.abc import Generator
@@ -131,3 +134,38 @@ def _notes(candidates: Scored, goal: float | None) -> tuple[str, ...]:
     if goal is not None and ess < goal:
         notes.append(f"{ess:.1f} of {n} candidates are effective, fewer than the {goal:g} asked for")
     return tuple(notes)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain:
+    """Independent draws of the base."""
+
+    truncation: Truncation = ANCESTRAL
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", at_least=1)
+
+    def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
+        """Draw."""
+        return drive(self.requests(target, num, rng), progress)
+
+    def requests(self, target: Target[Model], num: int, rng: Rng) -> Generator[DrawRequest, Scored, Sampled]:
+        """Do the same in steps, so that many share the calls of the models."""
+        check_call(target, num)
+        request = DrawRequest(
+            target=relative_to_base(target), num=num, rng=rng.child("draw"),
+            truncation=self.truncation, batch_size=self.batch_size,
+        )  # fmt: skip
+        found = yield from request.in_parts()
+        return Sampled(
+            x=picked(found, torch.arange(found.num)),
+            log_base=found.log_base,
+            energy=found.energy,
+            method="base",
+            law="base",
+            distance=0.0,
+            is_estimated=False,
+            base_tokens=found.tokens_drawn,
+        )

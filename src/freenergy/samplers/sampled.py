@@ -56,7 +56,6 @@ class Sampler(Protocol):
 
     def __call__(self, target: Target[Any], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Sample ``num`` results for the one context of the target; the same ``rng`` gives the same results."""
-        ...
 
 
 def picked(candidates: Scored, chosen: Int[Tensor, " num"]) -> Continuations:

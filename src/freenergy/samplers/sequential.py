@@ -13,6 +13,7 @@ Results of one run share ancestors, so they are alike; independent results need 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -28,7 +29,7 @@ from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law, effective_sample_size
 from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import ANCESTRAL, Truncation
-from freenergy.samplers.particles import Ancestry, Exchange, Island, looks, run_island
+from freenergy.samplers.particles import Ancestry, Island, looks, run_island
 from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 _FEW = 10.0
@@ -41,32 +42,23 @@ class Particles:
 
     islands: tuple[Island, ...]
     lengths: tuple[int, ...]  # where they were weighed
+    x: Continuations  # [1, N]
+    log_base: Float[Tensor, "1 N"]
+    energy: Float[Tensor, "1 N"]
+    log_weight: Float[Tensor, "1 N"]  # their mean is Ẑ
 
-    @property
-    def x(self) -> Continuations:
-        """The continuations [1, N]."""
-        return Continuations.cat([island.x for island in self.islands], dim=1)
-
-    @property
-    def log_base(self) -> Float[Tensor, "1 N"]:
-        """log P_LM(x | c)."""
-        return torch.cat([island.log_base for island in self.islands], dim=1)
-
-    @property
-    def energy(self) -> Float[Tensor, "1 N"]:
-        """E(c, x)."""
-        return torch.cat([island.energy for island in self.islands], dim=1)
-
-    @property
-    def log_weight(self) -> Float[Tensor, "1 N"]:
-        """log w; their mean is Ẑ."""
-        return torch.cat([island.log_weight for island in self.islands], dim=1)
+    @classmethod
+    def of(cls, islands: Sequence[Island], lengths: Sequence[int]) -> "Particles":
+        """Join islands."""
+        x = Continuations.cat([island.x for island in islands], dim=1)
+        names = ("log_base", "energy", "log_weight")
+        numbers = (torch.cat([getattr(island, name) for island in islands], dim=1) for name in names)
+        return cls(tuple(islands), tuple(lengths), x, *numbers)
 
     @property
     def log_partition(self) -> float:
         """log Ẑ of the target relative to the proposal."""
-        log_weight = self.log_weight
-        return float(log_weight.logsumexp(1)) - math.log(log_weight.shape[1])
+        return float(self.log_weight.logsumexp(1)) - math.log(self.log_weight.shape[1])
 
     @property
     def variance(self) -> float:
@@ -104,8 +96,7 @@ class Sequential:
 
     def __post_init__(self) -> None:
         check_range(self, "particles", "check_every", "batch_size", at_least=1)
-        if not 0 <= self.share <= 1:
-            raise UserError(f"share is {self.share}: set it to at least 0 (never resample) and at most 1")
+        check_range(self, "share", at_least=0, at_most=1, hint=" (0 never resamples)")
 
     def __call__(self, target: Target[Model], num: int, rng: Rng, progress: Progress = SILENT) -> Sampled:
         """Write, weigh, exchange; then choose."""
@@ -116,14 +107,15 @@ class Sequential:
     def draw(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Particles:
         """Return weighted particles with log Ẑ and their ancestry."""
         islands, first, length = list[Island](), 0, target.space.length
-        how = Exchange(check_every=self.check_every, share=self.share, resampling=self.resampling)
         with progress.track("particles", self.particles * length, "tokens") as advance:
             for num in _even(self.particles, self.batch_size):
-                stream = rng.shift(candidates=first)
-                island = run_island(target, num, stream, how, truncation=self.truncation, law=self.law, advance=advance)
+                island = run_island(
+                    target, num, rng.shift(candidates=first), check_every=self.check_every, share=self.share,
+                    resampling=self.resampling, truncation=self.truncation, law=self.law, advance=advance,
+                )  # fmt: skip
                 islands.append(island)
                 first += num
-        return Particles(tuple(islands), tuple(looks(length, self.check_every)))
+        return Particles.of(islands, looks(length, self.check_every))
 
     def choose(self, particles: Particles, num: int, rng: Rng) -> Sampled:
         """Emit ``num`` of the particles."""

@@ -91,11 +91,10 @@ class ResidualModel:
         With ``ends`` each candidate is scored as a text that ends there (EOS is its last token). Without it a candidate
         may go on, so a longer one is a narrower claim and seldom has the higher score.
         """
-        if self.tokenizer is None:
-            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before ranking texts")
+        tokenizer = self._tokenizer_for("ranking texts")
         if isinstance(candidates, str) or not candidates:
             raise UserError("there is no list of candidates to rank: give one text or more, as in ['one', 'another']")
-        joined = join(self.tokenizer, prefix, candidates, end=[self.tokenizer.eos] if ends else [])
+        joined = join(tokenizer, prefix, candidates, end=[tokenizer.eos] if ends else [])
         xs = [tuple(text.tokens) for text in joined.texts]
         # equal candidates have equal scores, to the last bit
         distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
@@ -175,13 +174,12 @@ class ResidualModel:
         self, prefix: str, space: SequenceSpace, rng: Rng, writing: Writing, context: Sequence[int] | None = None
     ) -> Generation:
         """Write the same texts in steps, which somebody else drives; ``context`` are the prefix's tokens, if known."""
-        if self.tokenizer is None:
-            raise UserError("this model has no tokenizer: pass one to ResidualModel before writing with it")
+        tokenizer = self._tokenizer_for("writing")
         if not isinstance(prefix, str):
             raise UserError(f"the prefix is a {type(prefix).__name__}: give one text per call")
-        tokens = self.tokenizer.encode(prefix) if context is None else context
+        tokens = tokenizer.encode(prefix) if context is None else context
         target = Target(self.residual, Sequences.from_lists([tokens]), space)
-        found = yield from generate(target, self.tokenizer, prefix, rng, writing)
+        found = yield from generate(target, tokenizer, prefix, rng, writing)
         return replace(found, notes=(*found.notes, *self.unlike_training(len(tokens), space, writing)))
 
     def next(
@@ -196,17 +194,19 @@ class ResidualModel:
         progress: Progress = SILENT,
     ) -> NextTable:
         """Return what follows a prefix and the ``written`` start of a continuation, under base and residual model."""
-        if self.tokenizer is None:
-            raise UserError(
-                "this residual model has no tokenizer: pass one to ResidualModel before asking what comes next"
-            )
-        context, head = self.tokenizer.encode(prefix), list[int]()
+        tokenizer = self._tokenizer_for("asking what comes next")
+        context, head = tokenizer.encode(prefix), list[int]()
         if written:
-            joined = join(self.tokenizer, prefix, [written])
+            joined = join(tokenizer, prefix, [written])
             context, head = joined.context, joined.texts[0].tokens
         target = Target(self.residual, Sequences.from_lists([context]), self.space_of(length))
         found = next_token(target, head, Rng(seed), top_k=top_k, completions=completions, progress=progress)
-        return NextTable(prefix + written, found, self.tokenizer)
+        return NextTable(prefix + written, found, tokenizer)
+
+    def _tokenizer_for(self, purpose: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UserError(f"this residual model has no tokenizer: pass one to ResidualModel before {purpose}")
+        return self.tokenizer
 
     def unlike_training(self, before: int, space: SequenceSpace, writing: Writing) -> list[str]:
         """Report where the energy reads what it was not trained on; ``before`` is the length of the prefix."""
@@ -236,17 +236,16 @@ class ResidualModel:
 
         ``facts`` are what is known of the pair (how it was trained and measured); they are kept, and shown by the card.
         """
-        if self.tokenizer is None:
-            raise UserError("this residual model has no tokenizer: pass one to ResidualModel before saving it")
+        tokenizer = self._tokenizer_for("saving it")
         if not isinstance(self.energy, Persistent):
             raise UserError(f"the energy {type(self.energy).__name__} has no save_pretrained: give it one, then save")
         with atomic_write(overwritable_folder(folder, RECORD)) as aside:
             save_lm(self.base, aside)
             self.energy.save_pretrained(aside / "energy")
-            self.tokenizer.save(aside / "tokenizer")
+            tokenizer.save(aside / "tokenizer")
             record = {
                 "kind": "joint",
-                "tokenizer": self.tokenizer.fingerprint,
+                "tokenizer": tokenizer.fingerprint,
                 "facts": facts or {},
                 "space": None if self.space is None else asdict(self.space),
                 "room": self.max_context,

@@ -15,7 +15,7 @@ import torch
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined
-from freenergy.text.texts import finite
+from freenergy.text.texts import data_frame, finite
 
 if TYPE_CHECKING:
     import pandas
@@ -107,12 +107,8 @@ class Ranking:
         return {"prefix": self.prefix, "best": self.best.text, "candidates": rows}
 
     def to_frame(self) -> "pandas.DataFrame":
-        """One row a candidate."""
-        try:
-            import pandas
-        except ImportError:
-            raise UserError("a data frame needs pandas: pip install pandas, or use to_json") from None
-        return pandas.DataFrame([asdict(candidate) for candidate in self.candidates])
+        """Return one row per candidate."""
+        return data_frame([asdict(candidate) for candidate in self.candidates])
 
 
 def _short(text: str) -> str:

@@ -101,12 +101,7 @@ class Texts:
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return one row per candidate: step, text, log-probabilities, energy, share of the weight, times chosen."""
-        try:
-            import pandas
-        except ImportError:
-            raise UserError("a data frame needs pandas: pip install pandas, or use to_json") from None
-        rows = [{"step": i, **row} for i, step in enumerate(self.steps) for row in self._rows(step)]
-        return pandas.DataFrame(rows)
+        return data_frame([{"step": i, **row} for i, step in enumerate(self.steps) for row in self._rows(step)])
 
     def _rows(self, step: Sampled) -> list[dict[str, Any]]:
         found = step.candidates
@@ -201,6 +196,15 @@ def _target(step: Sampled) -> str:
     found = step.candidates
     words = "the residual model" if found is not None and found.truncation == ANCESTRAL else _TARGETS[step.law]
     return words if found is None or found.log_ahead is None else f"{words}, looking ahead,"
+
+
+def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
+    """Return a pandas data frame, where pandas is installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("a data frame needs pandas: pip install pandas, or use to_json") from None
+    return pandas.DataFrame(rows)
 
 
 def finite(value: float) -> float | None:

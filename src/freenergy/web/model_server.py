@@ -11,8 +11,7 @@ from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.lm.stepping import check_fits, started
 from freenergy.models.residual import no_energy
-from freenergy.samplers.plain import Plain
-from freenergy.samplers.resampling import Resampling
+from freenergy.samplers.resampling import Plain, Resampling
 from freenergy.samplers.sampled import Sampler
 from freenergy.text.chunks import Drawn
 from freenergy.text.model import ResidualModel

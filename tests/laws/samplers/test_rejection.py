@@ -302,7 +302,7 @@ def test_bad_settings_are_refused(world):
         with pytest.raises(UserError, match="give exactly one"):
             QuasiRejection(**bad)
     for bad in ({"acceptance": 0.0}, {"acceptance": 1.0}, {"distance": 1.5}):
-        with pytest.raises(UserError, match="set it between 0 and 1"):
+        with pytest.raises(UserError, match="set it above 0 and below 1"):
             QuasiRejection(**bad)
     with pytest.raises(UserError, match="pilot is 0"):
         QuasiRejection(distance=0.1, pilot=0)

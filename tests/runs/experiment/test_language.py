@@ -170,7 +170,7 @@ def test_refusals(settings, tmp_path):
         opened(settings(block=300), tmp_path).network(Rng(0))
     for changes, words in (
         ({"block": 0}, "block is 0"), ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"candidates": 2}, "candidates 2"), ({"memory": -1}, "memory is -1"),
+        ({"candidates": 2}, "candidates is 2"), ({"memory": -1}, "memory is -1"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             settings(**changes)

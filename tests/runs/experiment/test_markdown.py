@@ -2,8 +2,7 @@
 
 import pytest
 
-from freenergy.runs.sweep.markdown import difference_rows, main_rows, markdown
-from freenergy.runs.sweep.table import over_seeds, summed
+from freenergy.runs.sweep.table import difference_rows, main_rows, markdown, over_seeds, summed
 
 
 def row(name, kind, seeds, **more):

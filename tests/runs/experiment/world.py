@@ -15,7 +15,7 @@ from freenergy.core.files import read_json, write_json
 from freenergy.evaluation.perplexity import measured_rate
 from freenergy.lm.networks.protocol import Batch
 from freenergy.recipes.families import FAMILIES, network
-from freenergy.recipes.families.network import NetworkRecipe, TrainedNetwork, WeightsFile, learning, measuring
+from freenergy.recipes.families.network import Domain, NetworkRecipe, TrainedNetwork, learning, measuring
 from freenergy.recipes.load import make_experiment
 from freenergy.runs.sweep.run import run_sweep
 
@@ -88,7 +88,7 @@ class Life:
             raise Killed
 
 
-class World(WeightsFile):
+class World(Domain):
     """The domain."""
 
     def __init__(self, life=None, fingerprint=""):

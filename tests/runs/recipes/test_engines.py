@@ -9,7 +9,7 @@ import pytest
 from freenergy import load_recipe, run
 from freenergy.core.workers.from_name import worker_pool
 from freenergy.core.workers.local import ProcessPool
-from freenergy.recipes.stages.evaluate import EvaluationRequest, evaluate
+from freenergy.recipes.stages.evaluation import EvaluationRequest, evaluate
 
 CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=24", "evaluation.position_windows=2",
            "evaluation.position_draws=4", "evaluation.windows=100", "negatives.shard=2",

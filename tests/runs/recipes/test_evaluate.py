@@ -10,7 +10,7 @@ from freenergy import UserError, write_report
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Silent
 from freenergy.recipes import load_run
-from freenergy.recipes.stages.evaluate import EvaluationRequest, evaluate
+from freenergy.recipes.stages.evaluation import EvaluationRequest, evaluate
 
 
 @pytest.fixture(scope="module")

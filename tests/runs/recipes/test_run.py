@@ -144,7 +144,7 @@ def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch)
         def say(self, message):
             said.append(message)
 
-    monkeypatch.setattr("freenergy.recipes.stages.text.fetch", unavailable)
+    monkeypatch.setattr("freenergy.recipes.stages.corpus.fetch", unavailable)
     (corpus,) = run(load_recipe("demo"), tmp_path, stage="corpus", progress=Listener())
     assert corpus.summary["text"] == "docstrings of the installed packages"
     assert corpus.summary["splits"]["train"]["tokens"] > 500_000

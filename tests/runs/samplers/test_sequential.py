@@ -29,7 +29,7 @@ from freenergy.lm.tabular import _TableStepper
 from freenergy.models.residual import Residual
 from freenergy.partition import log_partition
 from freenergy.samplers import particles as module
-from freenergy.samplers.particles import Exchange, looks, run_island
+from freenergy.samplers.particles import looks, run_island
 from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sequential import Particles, Sequential
 from freenergy.testing.enumerating import branches
@@ -272,8 +272,8 @@ def test_the_variance_is_estimated_without_bias(num, length):
     space = space_of(lm, length)
 
     def draw(rng):  # a share of 2: resample at every look
-        how = Exchange(check_every=1, share=2.0, resampling="multinomial")
-        return run_island(target(lm, energy, space), num, rng, how)
+        how = {"check_every": 1, "share": 2.0, "resampling": "multinomial"}
+        return run_island(target(lm, energy, space), num, rng, **how)
 
     first = second = told = 0.0
     for probability, island in branches(draw):
@@ -307,7 +307,7 @@ def test_without_resampling_it_is_plain_resampling():
 def test_islands_combine_as_independent_runs():
     lm, energy = table(4), Random(2)
     found = Sequential(particles=24, check_every=1, batch_size=8).draw(target(lm, energy, space_of(lm, 5)), Rng(3))
-    each = [Particles((island,), found.lengths) for island in found.islands]
+    each = [Particles.of([island], found.lengths) for island in found.islands]
     Z = sum(math.exp(one.log_partition) for one in each) / 3
     assert found.log_partition == pytest.approx(math.log(Z), abs=1e-12)
     variance = sum((math.exp(one.log_partition) / 3 / Z) ** 2 * one.variance for one in each)
@@ -318,11 +318,11 @@ def test_islands_combine_as_independent_runs():
 
 def test_contexts_of_a_batch_do_not_meet():
     lm, energy = table(4), Random(2)
-    contexts, how = Sequences.from_lists([[1], [2], [3]]), Exchange(check_every=1, share=0.9)
-    together = run_island(target(lm, energy, space_of(lm, 4), contexts), 6, Rng(3), how)
+    contexts, how = Sequences.from_lists([[1], [2], [3]]), {"check_every": 1, "share": 0.9}
+    together = run_island(target(lm, energy, space_of(lm, 4), contexts), 6, Rng(3), **how)
     assert together.is_resampled.any()
     for b in range(3):
-        alone = run_island(target(lm, energy, space_of(lm, 4), contexts[b : b + 1]), 6, Rng(3).shift(contexts=b), how)
+        alone = run_island(target(lm, energy, space_of(lm, 4), contexts[b : b + 1]), 6, Rng(3).shift(contexts=b), **how)
         assert torch.equal(alone.x.tokens[0], together.x.tokens[b])
         torch.testing.assert_close(alone.log_weight[0], together.log_weight[b], atol=1e-12, rtol=0)
         torch.testing.assert_close(alone.ess[0], together.ess[b], atol=1e-9, rtol=0)
@@ -387,7 +387,7 @@ def test_results_tell_their_cost_and_their_doubts():
 def test_ended_particles_keep_their_energy():
     """All draws end at once: later looks change nothing and cost nothing."""
     lm = TabularLM(torch.tensor([[50.0, 0.0, 0.0]]).double(), eos=0)
-    island = run_island(target(lm, Random(1), space_of(lm, 6, eos=0)), 5, Rng(0), Exchange(check_every=1, share=1.0))
+    island = run_island(target(lm, Random(1), space_of(lm, 6, eos=0)), 5, Rng(0), check_every=1, share=1.0)
     assert island.base_tokens == 5
     assert island.x.lengths.tolist() == [[1] * 5]
     torch.testing.assert_close(island.log_weight, -Random(1)(island.x), atol=1e-12, rtol=0)
@@ -507,7 +507,7 @@ def test_particles_of_every_model_know_their_probability(name):
     lm = MODELS[name]()
     space = space_of(lm, 6, eos=0)
     contexts = Sequences.from_lists([[1, 2], [3]])
-    island = run_island(target(lm, Random(3), space, contexts), 12, Rng(4), Exchange(check_every=1, share=0.9))
+    island = run_island(target(lm, Random(3), space, contexts), 12, Rng(4), check_every=1, share=0.9)
     assert island.is_resampled.sum() >= 4
     torch.testing.assert_close(island.log_base, lm.log_prob(island.x).double(), atol=1e-4, rtol=0)
     torch.testing.assert_close(island.energy, Random(3)(island.x), atol=1e-12, rtol=0)

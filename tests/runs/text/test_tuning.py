@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import check_grad
 
 from freenergy import Rng, UserError
-from freenergy.text.nbest.combining import Combination
-from freenergy.text.nbest.tuning import Development, best_step, staircase, tune
+from freenergy.text.nbest.combining import Combination, Development, best_step, staircase, tune
 
 
 def problem(seed, D=6, N=5, K=3, *, coarse=False):

@@ -32,7 +32,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import WeightsFile
+from freenergy.recipes.families.network import Domain
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time
@@ -46,7 +46,7 @@ def open_images(settings: ImageSettings, progress: Progress) -> "Images":
 
 
 @final
-class Images(WeightsFile):
+class Images(Domain):
     """The images of the settings, and the network that learns them."""
 
     def __init__(self, settings: ImageSettings, images: ImageSet) -> None:

@@ -29,7 +29,7 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import WeightsFile
+from freenergy.recipes.families.network import Domain
 
 _TRUTH, _TEST, _OWN, _TRUE = "truth.safetensors", "test", "own_prefix", "true_prefix"
 
@@ -41,7 +41,7 @@ def open_translation(settings: TranslationSettings, folder: Path, progress: Prog
 
 
 @final
-class Translation(WeightsFile):
+class Translation(Domain):
     """An encoder–decoder that translates sentences."""
 
     def __init__(self, settings: TranslationSettings, splits: Splits, tokenizer: Tokenizer) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from freenergy.cli.show.tables import OUT, show_table
-from freenergy.runs.sweep.markdown import budget, difference_rows, main_rows
+from freenergy.runs.sweep.table import budget, difference_rows, main_rows
 
 _ACROSS = 4  # columns that fit next to the name
 

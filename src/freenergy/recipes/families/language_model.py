@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.corpus import Corpus
@@ -32,13 +33,9 @@ class LanguageModelEvaluation:
     candidates: int = 64  # n of that certificate, the true text among them
 
     def __post_init__(self) -> None:
-        if self.windows < 1 or self.samples < 0:
-            raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
-        if self.certified_windows < 0 or self.candidates < 3:
-            raise UserError(
-                f"certified_windows is {self.certified_windows} and candidates {self.candidates}: set them to at least "
-                "0 and 3"
-            )
+        check_range(self, "windows", at_least=1)
+        check_range(self, "samples", "certified_windows", at_least=0)
+        check_range(self, "candidates", at_least=3)
 
 
 @final

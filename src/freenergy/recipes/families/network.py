@@ -1,18 +1,23 @@
 """What the families have in common that train one network which maps a context to logits.
 
     data → base → measurement         base: the network, trained from fresh weights or from those of another run
+    RUN/base/          training/   the weights
+    RUN/measurement/   numbers.json, and what paired comparisons read
 
 In a sweep, the control of a row is the row without E-ARM, for as many steps as cost the same CPU time.
 """
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Generic, TypeVar, final
 
 from freenergy.core.errors import UserError
+from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement
@@ -20,52 +25,37 @@ from freenergy.lm.networks.protocol import Data, Network
 from freenergy.objectives.earm import EARM
 from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.keys import without_defaults
-from freenergy.runs.run import Run, Stage, run
+from freenergy.runs.run import Plan, Run, Stage, run
+from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.checkpoint import restore_weights, save_weights
-from freenergy.training.loop import read_records
+from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import LanguageModelLoss, Optimisation, ScheduledSampling, TrainedBase
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 BASE, MEASUREMENT, TRAINING = "base", "measurement", "training"
-_WEIGHTS = "weights.safetensors"
+_WEIGHTS, _EPOCH, _NUMBERS = "weights.safetensors", "epoch.json", "numbers.json"
+_SHORT_LIVED = ("checkpoint.safetensors", "best.safetensors")  # of training: no use once the weights are kept
 _SILENT = Silent()
 
 
-@runtime_checkable
-class Domain(Protocol):
+class Domain(ABC):
     """What a network learns, and how it is judged: text, translations, images."""
 
+    @abstractmethod
     def network(self, rng: Rng) -> Network:
         """Returns a network with fresh weights."""
-        ...
 
+    @abstractmethod
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> Data:
         """Returns the rows of training and validation."""
-        ...
 
-    def save(self, network: Network, folder: Path) -> None:
-        """Write the weights."""
-        ...
-
-    def is_saved(self, folder: Path) -> bool:
-        """Returns whether the weights are written."""
-        ...
-
-    def restore(self, network: Network, folder: Path) -> None:
-        """Read the weights."""
-        ...
-
+    @abstractmethod
     def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
         """Returns the numbers of a table row, by column, on the test split; ``folder`` gets what ``compare`` needs."""
-        ...
 
+    @abstractmethod
     def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
         """Returns the differences ours − others with 95 % intervals, paired, over the folders of the same seeds."""
-        ...
-
-
-class WeightsFile:
-    """Keeps the weights of a network in one file; a mix-in of domains."""
 
     def save(self, network: Network, folder: Path) -> None:
         """Write the weights."""
@@ -106,7 +96,7 @@ B = TypeVar("B", TrainedNetwork, TrainedBase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRecipe(CommonRecipe, Generic[B]):
+class NetworkRecipe(CommonRecipe, RowRecipe, Generic[B]):
     """A recipe that trains one network."""
 
     base: B
@@ -128,16 +118,9 @@ class NetworkRecipe(CommonRecipe, Generic[B]):
     def measuring_inputs(self) -> Any:
         """Returns what decides the numbers, apart from the network."""
 
-    @property
-    @abstractmethod
-    def main_column(self) -> str:
-        """The number that figures show."""
-
     def stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stages in order."""
-        from freenergy.recipes.stages import network
-
-        return (*self.data_stages(), network.BASE_STAGE, network.MEASUREMENT_STAGE)
+        return (*self.data_stages(), BASE_STAGE, MEASUREMENT_STAGE)
 
     def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
         """Returns what was measured, column by column."""
@@ -145,8 +128,6 @@ class NetworkRecipe(CommonRecipe, Generic[B]):
 
     def history(self, run: "Run[Any]") -> dict[str, Any]:
         """Returns how the training went; also of one that has diverged."""
-        from freenergy.recipes.stages.network import training_history
-
         return training_history(run.stage(BASE))
 
     def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
@@ -205,17 +186,12 @@ class NetworkRecipe(CommonRecipe, Generic[B]):
 
 def learning(settings: Any) -> dict[str, Any]:
     """Returns the settings that decide what is learned: those that the class does not list as ``MEASURING``."""
-    return {name: value for name, value in _changed(settings).items() if name not in settings.MEASURING}
+    return {name: value for name, value in without_defaults(settings).items() if name not in settings.MEASURING}
 
 
 def measuring(settings: Any) -> dict[str, Any]:
     """Returns the settings that only measuring reads: a change of these trains nothing."""
-    return {name: value for name, value in _changed(settings).items() if name in settings.MEASURING}
-
-
-def _changed(settings: Any) -> dict[str, Any]:
-    changed: dict[str, Any] = without_defaults(settings)
-    return changed
+    return {name: value for name, value in without_defaults(settings).items() if name in settings.MEASURING}
 
 
 def steps_for(spent: float, one: float) -> int:
@@ -225,3 +201,82 @@ def steps_for(spent: float, one: float) -> int:
     (250, 1)
     """
     return max(1, round(spent / one)) if one > 0 else 1
+
+
+def _rng(run: Run[NetworkRecipe[Any]]) -> Rng:
+    return Rng(run.recipe.seed).child("experiment")
+
+
+def _plan_base(run: Run[NetworkRecipe[Any]], progress: Progress) -> Plan:
+    start = _start(run)
+    inputs = {
+        "seed": run.recipe.seed,
+        "base": run.recipe.base,
+        "learning": run.recipe.learning_inputs(progress),
+        "begin_from": None if start is None else start.finished(BASE)["key"],
+    }
+    return Plan(inputs, partial(_train, run))
+
+
+def _start(run: Run[NetworkRecipe[Any]]) -> Run[NetworkRecipe[Any]] | None:
+    """Returns the run whose weights this one begins with."""
+    name = run.recipe.begin_from
+    return Run((run.folder / name).resolve(), run.recipe) if name else None
+
+
+def _train(run: Run[NetworkRecipe[Any]], folder: Path, progress: Progress) -> dict[str, Any]:
+    domain, start = run.recipe.domain(run, progress), _start(run)
+    if not domain.is_saved(folder):
+        network = domain.network(_rng(run).child("weights"))
+        if start is not None:
+            domain.restore(network, start.stage(BASE))
+        _fit(network, domain, run, folder / TRAINING, progress)
+        domain.save(network, folder)
+    for name in _SHORT_LIVED:
+        (folder / TRAINING / name).unlink(missing_ok=True)
+    return training_history(folder)
+
+
+def _fit(network: Network, domain: Domain, run: Run[NetworkRecipe[Any]], folder: Path, progress: Progress) -> None:
+    """Rows of a sweep that begin alike see the same batches."""
+    rng = _rng(run).child("continued" if run.recipe.begin_from else "base")
+    steps = run.recipe.base.optimisation
+    data = domain.data(batch_size=steps.batch_size, accumulate=steps.accumulate, rng=rng.child("data"))
+    write_json(folder / _EPOCH, {"steps": data.epoch_steps})
+    task = AutoregressiveTask(network, data, run.recipe.base.lm_loss)
+    task.check(steps.steps)
+    label = f"{run.recipe.name}, seed {run.recipe.seed}"
+    fit_watched(task, steps, folder, rng.child("steps"), progress, label)
+
+
+def training_history(folder: Path) -> dict[str, Any]:
+    """Returns how the training in the folder of stage ``base`` went."""
+    records = read_records(folder / TRAINING)
+    best = next((record for record in reversed(records) if record["is_best"]), {"step": None, "validation": None})
+    return {
+        "steps": len(records),
+        "best_step": best["step"],
+        "validation": best["validation"],
+        "cpu_seconds": math.fsum(record["cpu_seconds"] for record in records),
+        "epoch_steps": read_json(folder / TRAINING / _EPOCH)["steps"],
+    }
+
+
+def _plan_measurement(run: Run[NetworkRecipe[Any]], progress: Progress) -> Plan:
+    return Plan({"settings": run.recipe.measuring_inputs()}, partial(_measure, run))
+
+
+def _measure(run: Run[NetworkRecipe[Any]], folder: Path, progress: Progress) -> dict[str, Any]:
+    domain = run.recipe.domain(run, progress)
+    network = domain.network(_rng(run).child("weights"))
+    domain.restore(network, run.stage(BASE))
+    network.module.eval()
+    found = domain.measure(network, folder, _rng(run).child("measure"), progress)
+    # pairs, since the order of the columns is worth keeping and JSON objects are written sorted
+    numbers = [[name, float(value) if math.isfinite(value) else None] for name, value in found.items()]
+    write_json(folder / _NUMBERS, {"numbers": numbers})
+    return {"numbers": numbers}
+
+
+BASE_STAGE = Stage(BASE, _plan_base, after=("corpus",))
+MEASUREMENT_STAGE = Stage(MEASUREMENT, _plan_measurement, after=("corpus", "base"))

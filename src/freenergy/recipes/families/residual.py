@@ -5,15 +5,14 @@ P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
 corpus → base → (tuned) → negatives → energy → candidates → baselines → evaluation
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 from pydantic import Field
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
-from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.corpus.chunks import check_chunks
 from freenergy.corpus.resources import RESOURCES
@@ -24,6 +23,7 @@ from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.noise.settings import NegativeSettings
 from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
+from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
 from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, tuning
 
@@ -42,24 +42,16 @@ class EvaluationSettings:
     position_draws: int = 32  # completions at each place
 
     def __post_init__(self) -> None:
-        if self.windows < 1 or self.samples < 0:
-            raise UserError(f"windows is {self.windows} and samples {self.samples}: set them to at least 1 and 0")
-        if self.candidates < 3 or self.certified_windows < 1:
-            raise UserError(
-                f"candidates is {self.candidates} and certified_windows {self.certified_windows}: set them to at least "
-                "3 and 1, since the upper estimate of log Z is undefined with fewer than two draws next to the true "
-                "text"
-            )
-        if self.position_windows < 0 or self.position_draws < 2:
-            raise UserError(
-                f"position_windows is {self.position_windows} and position_draws {self.position_draws}: set them to at "
-                "least 0 and 2"
-            )
+        check_range(self, "windows", "certified_windows", at_least=1)
+        check_range(self, "samples", "position_windows", at_least=0)
+        why = ", since the upper estimate of log Z is undefined with fewer than two draws next to the true text"
+        check_range(self, "candidates", at_least=3, hint=why)
+        check_range(self, "position_draws", at_least=2)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualRecipe(CommonRecipe):
+class ResidualRecipe(CommonRecipe, RowRecipe):
     """A language model, an energy that is trained to correct it, and what both are measured against."""
 
     family: Literal["residual"] = "residual"
@@ -126,11 +118,6 @@ class ResidualRecipe(CommonRecipe):
         """The number of a table that figures show."""
         return "perplexity of the base" if self.energy is None else "certified perplexity"
 
-    @property
-    def is_plain(self) -> bool:
-        """False: no row stands for the cost of another's steps."""
-        return False
-
     def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
         """Returns what was measured, column by column."""
         from freenergy.recipes.stages.residual_rows import row_numbers
@@ -149,23 +136,9 @@ class ResidualRecipe(CommonRecipe):
 
         return compare_rows(ours, others, rng)
 
-    def check_first_row(self) -> None:
-        """Any recipe may be the first row."""
-
-    def check_rows(self, rows: Sequence[Any], folder: Path, progress: Progress) -> None:
-        """Every row is checked when its stages are planned."""
-
     def control(self) -> "ResidualRecipe":
         """There are no controls of equal compute in this family."""
         raise UserError("rows of the family residual have no control: add [[baselines]] of kind longer to the recipe")
-
-    def control_steps(self, of: "Sequence[Run[Any]]", plain: "Mapping[str, Run[Any]]") -> dict[str, Any]:
-        """See ``control``."""
-        raise NotImplementedError
-
-    def with_steps(self, steps: int) -> "ResidualRecipe":
-        """See ``control``."""
-        raise NotImplementedError
 
 
 ResidualRun = Run[ResidualRecipe]

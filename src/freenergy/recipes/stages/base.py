@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json
@@ -28,7 +28,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
         _check_ranks(settings)
     checkpoint, made_of = base_inputs(settings, progress)
     inputs = {"seed": run.recipe.seed, "settings": _without_rungs(settings), **made_of}
-    return Plan(inputs, partial(_work, run, checkpoint), is_shared=isinstance(settings, TrainedBase))
+    return Plan(inputs, partial(_work, run, checkpoint, made_of), is_shared=isinstance(settings, TrainedBase))
 
 
 def _without_rungs(settings: AnyBase) -> AnyBase:
@@ -36,14 +36,18 @@ def _without_rungs(settings: AnyBase) -> AnyBase:
     return replace(settings, tune=None) if isinstance(settings, TrainedBase | PretrainedBase) else settings
 
 
-def base_inputs(settings: AnyBase, progress: Progress) -> "tuple[_Checkpoint | None, dict[str, Any]]":
+def base_inputs(settings: AnyBase, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
     """Returns the checkpoint that a base begins as, and what a stage's key needs to know of that or of the preset."""
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
-            checkpoint = _checkpoint(name, progress)
-            return checkpoint, {"checkpoint": checkpoint.fingerprint}
+            from freenergy.lm.checkpoints import checkpoint_fingerprint
+
+            path = locate_model(name, progress).resolve()
+            return path, {"checkpoint": checkpoint_fingerprint(path)}
         case TrainedBase(preset=name):
-            return None, {"preset": _preset(name)}
+            from freenergy.lm.presets import preset
+
+            return None, {"preset": asdict(preset(name))}
     return None, {}
 
 
@@ -58,35 +62,18 @@ def _check_ranks(settings: TrainedBase) -> None:
     ranks.share(settings.optimisation.accumulate, "base.optimisation")
 
 
-class _Checkpoint(NamedTuple):
-    path: Path
-    fingerprint: str
-
-
-def _preset(name: str) -> dict[str, Any]:
-    from freenergy.lm.presets import preset
-
-    return asdict(preset(name))
-
-
-def _checkpoint(name: str, progress: Progress) -> _Checkpoint:
-    from freenergy.lm.checkpoints import checkpoint_fingerprint
-
-    path = locate_model(name, progress).resolve()
-    return _Checkpoint(path, checkpoint_fingerprint(path))
-
-
-def _work(run: ResidualRun, checkpoint: _Checkpoint | None, folder: Path, progress: Progress) -> dict[str, Any]:
+def _work(
+    run: ResidualRun, checkpoint: Path | None, made_of: dict[str, Any], folder: Path, progress: Progress
+) -> dict[str, Any]:
     corpus = Corpus.open(run.stage("corpus"))
     match run.recipe.base:
         case TrainedBase() as settings:
-            start = checkpoint.path if checkpoint else None
-            summary = _train(settings, start, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
+            summary = _train(settings, checkpoint, corpus, folder, Rng(run.recipe.seed).child("base"), progress)
         case NgramBase(order=order):
             summary = _count(order, corpus, folder, progress)
         case PretrainedBase():
             assert checkpoint is not None, "planned above"
-            summary = _find(checkpoint, corpus, folder)
+            summary = _find(checkpoint, made_of["checkpoint"], corpus, folder)
         case RemoteBase() as remote:
             summary = _reach(remote, corpus, folder)
     return {"kind": run.recipe.base.kind, "tokenizer": corpus.tokenizer.fingerprint, **summary}
@@ -145,11 +132,10 @@ def _count(order: int, corpus: Corpus, folder: Path, progress: Progress) -> dict
     return {"order": order, "fingerprint": lm.fingerprint}
 
 
-def _find(checkpoint: _Checkpoint, corpus: Corpus, folder: Path) -> dict[str, Any]:
+def _find(path: Path, mark: str, corpus: Corpus, folder: Path) -> dict[str, Any]:
     from freenergy.lm.checkpoints import check_tokenizer
     from freenergy.lm.huggingface import HuggingFaceLM
 
-    path, mark = checkpoint
     check_tokenizer(path, corpus.tokenizer)
     lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos)
     needed = corpus.prefix + corpus.continuation

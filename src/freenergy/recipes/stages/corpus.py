@@ -1,15 +1,21 @@
-"""Stage ``corpus``: named text → tokenizer, token streams, windows."""
+"""Stage ``corpus``: the name of a text → its files → tokenizer, token streams, windows."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freenergy.core.errors import UserError
+from freenergy.core.files import file_hash
 from freenergy.core.progress import Progress
-from freenergy.corpus import PretrainedTokenizer, prepare
+from freenergy.corpus import CorpusSettings, PretrainedTokenizer, prepare
+from freenergy.corpus.resources import RESOURCES, ResourceUnavailable, docstrings_corpus, fetch, locate
+from freenergy.corpus.settings import SPLITS
 from freenergy.lm.load import locate_model
 from freenergy.recipes.families.residual import ResidualRun
-from freenergy.recipes.stages.text import FALLBACK, identity, located
 from freenergy.runs.run import Plan, Stage
+
+FALLBACK = "docstrings"
 
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
@@ -32,6 +38,46 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
         return {"text": text} | found.to_json()
 
     return Plan(inputs, work)
+
+
+def located(
+    settings: CorpusSettings, folder: Path, progress: Progress
+) -> tuple[CorpusSettings, Mapping[str, Sequence[Path]]]:
+    """The settings with a resource's reading rules filled in, and the files of each split.
+
+    ``folder`` is where the docstrings go, if they have to stand in.
+    """
+    if not settings.source:
+        named = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
+        for split, name in named.items():
+            if name in RESOURCES:
+                raise UserError(f"{name} has splits of its own: set corpus.source to it, and not corpus.{split}")
+        return settings, {split: [locate(name, progress)] for split, name in named.items()}
+    if settings.source not in RESOURCES:
+        return settings, {"all": [locate(settings.source, progress)]}
+    resource = RESOURCES[settings.source]
+    if resource.kind != "text":
+        raise UserError(f"{settings.source} is no running text ({resource.description}): choose another corpus.source")
+    try:
+        found = fetch(settings.source, progress)
+    except ResourceUnavailable as error:
+        if settings.fallback != FALLBACK:
+            raise
+        progress.say(f"{error}; reading the docstrings of the installed packages instead")
+        path = folder / f"{FALLBACK}.jsonl"
+        return settings, {"all": [path if path.is_file() else docstrings_corpus(folder)]}
+    if settings.documents == "file" and settings.document_start is None:
+        rules: dict[str, Any] = {"documents": resource.documents, "document_start": resource.document_start}
+        settings = replace(settings, **rules)
+    return settings, {split: [found / name] for split, name in resource.splits.items()}
+
+
+def identity(path: Path) -> list[tuple[str, int, int | str]]:
+    """Returns names, sizes and times of the files, as make would look at them; of the docstrings, their content."""
+    if path.stem == FALLBACK:  # each run writes its own file of them
+        return [(path.name, path.stat().st_size, file_hash(path))]
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 STAGE = Stage("corpus", _plan)

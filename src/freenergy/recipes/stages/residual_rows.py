@@ -7,7 +7,6 @@ where it was measured chunk by chunk. Rows are paired window by window; the inte
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +68,7 @@ class _Scores(NamedTuple):
 
 def _scored(run: ResidualRun) -> _Scores:
     """Returns the certified log-probabilities of a run's windows."""
-    parts = [read_tensors(path) for path in _shards(run.stage("evaluation") / "scores")]
+    parts = [read_tensors(path) for path in sorted((run.stage("evaluation") / "scores").glob("*.safetensors"))]
     log_base, energy, lengths = (
         torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
     )
@@ -80,7 +79,3 @@ def _scored(run: ResidualRun) -> _Scores:
     if chunks is None:
         return _Scores(log_prob, tokens, documents)
     return _Scores(chunks.summed(log_prob), chunks.summed(tokens), documents[chunks.are_first])
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))

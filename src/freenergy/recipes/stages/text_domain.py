@@ -37,6 +37,7 @@ from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.networks.protocol import Network, Recurrent
 from freenergy.models.residual import Residual
 from freenergy.recipes.families.language_model import LanguageModelRecipe
+from freenergy.recipes.families.network import Domain
 from freenergy.training.tasks.language_model import start_model
 
 _BLOCKS, _MODEL = "blocks.safetensors", "model"
@@ -44,7 +45,7 @@ _ROWS = 8  # blocks read at once
 
 
 @final
-class TextDomain:
+class TextDomain(Domain):
     """A causal language model on a corpus."""
 
     def __init__(self, recipe: LanguageModelRecipe, corpus: Corpus, start: Path | None) -> None:

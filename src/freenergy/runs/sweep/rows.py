@@ -17,53 +17,50 @@ from freenergy.evaluation.perplexity import Measurement
 from freenergy.runs.run import Recipe, Run
 
 LONGEST_NAME = 100
+_NO_CONTROL = "rows of this family have no control: leave control out"
 
 
 @runtime_checkable
 class RowRecipe(Recipe, Protocol):
-    """A recipe whose runs can be rows of a table."""
+    """A recipe whose runs can be rows of a table; by default any may be the first, and none has a control."""
 
     @property
     def main_column(self) -> str:
         """The number that figures show."""
-        ...
 
     @property
     def is_plain(self) -> bool:
         """True when the cost of the row's steps is that of a control's."""
-        ...
+        return False
 
     def numbers(self, run: Run[Any]) -> list[tuple[str, float | None]]:
         """Returns what was measured, column by column."""
-        ...
 
     def history(self, run: Run[Any]) -> dict[str, Any]:
         """Returns ``steps``, ``epoch_steps``, ``best_step``, ``validation`` and ``cpu_seconds`` of a run."""
-        ...
 
     def compare(self, ours: Sequence[Run[Any]], others: Sequence[Run[Any]], rng: Rng) -> dict[str, Measurement]:
         """Returns the differences ours − others with 95 % intervals, paired, of runs of the same seeds."""
-        ...
 
     def check_first_row(self) -> None:
         """Refuse what cannot be the row that all others are compared with."""
-        ...
+        return
 
     def check_rows(self, rows: Sequence[Any], folder: Path, progress: Progress) -> None:
         """Refuse, before anything slow is done in ``folder`` and its siblings, a row that cannot be done."""
-        ...
+        return
 
     def control(self) -> "RowRecipe":
         """Returns the recipe of the row's control."""
-        ...
+        raise UserError(_NO_CONTROL)
 
     def control_steps(self, of: Sequence[Run[Any]], plain: Mapping[str, Run[Any]]) -> dict[str, Any]:
         """Returns the ``steps`` that cost what the most expensive of some rows has cost, and how that was found."""
-        ...
+        raise UserError(_NO_CONTROL)
 
     def with_steps(self, steps: int) -> "RowRecipe":
         """Returns the recipe with other steps."""
-        ...
+        raise UserError(_NO_CONTROL)
 
 
 @final

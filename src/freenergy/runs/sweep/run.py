@@ -22,9 +22,8 @@ from freenergy.core.workers.protocol import WorkerPool
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.runs.keys import key_of
 from freenergy.runs.run import Run, run, working_in
-from freenergy.runs.sweep.markdown import markdown
 from freenergy.runs.sweep.rows import LONGEST_NAME, RowRecipe, Sweep, SweepRow, folder_name, labelled
-from freenergy.runs.sweep.table import Group, table
+from freenergy.runs.sweep.table import Group, markdown, table
 
 TABLE, MARKDOWN = "table.json", "table.md"
 _CONTROL, _DIVERGED = "control.json", "diverged.json"

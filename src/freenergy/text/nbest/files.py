@@ -1,39 +1,94 @@
 """A file of lists, ranked: with weights tuned on another file, and with errors counted where there are references.
 
     tune on DEV  →  λ          FILE, λ  →  a line a list: each candidate's score s and rank
+    FILE         →  FOLDER/<fingerprint>.jsonl: a line a list, with the ranking of its candidates
 
 Systems that choose: ``first`` the candidate that is given first, ``base`` the largest log_base, ``joint`` the largest
 log_score, ``weighted`` (or ``tuned``) the largest s where its weights are others than the residual model's, ``oracle``
 the best that there is. Ties go to the earlier candidate.
+
+Lists are scored one at a time, so a list's numbers do not depend on its neighbours and nothing is held but the list at
+hand. A killed scoring resumes after its last complete line and ends with the same bits. The fingerprint names the file
+and settings and, by its scores of the first list, the model: what another one has scored is not taken for ours.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Float
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, exclusive_file_lock
+from freenergy.core.files import atomic_write, exclusive_file_lock, file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.text.model import ResidualModel
-from freenergy.text.nbest.combining import Combination
-from freenergy.text.nbest.nbest import read_lists
-from freenergy.text.nbest.notes import Notes
-from freenergy.text.nbest.scoring import Scored, score_file
+from freenergy.text.nbest.combining import Combination, Development
+from freenergy.text.nbest.combining import tune as find_weights
+from freenergy.text.nbest.nbest import NBest, read_lists
 from freenergy.text.nbest.significance import Tally
-from freenergy.text.nbest.tuning import Development
-from freenergy.text.nbest.tuning import tune as find_weights
-from freenergy.text.ranking import Ranking
+from freenergy.text.ranking import Ranked, Ranking
 from freenergy.text.texts import finite
 
 _SILENT = Silent()
+Scored = Iterator[tuple[NBest, Ranking]]
+_INFINITE = {"log_base": -math.inf, "energy": math.inf, "log_score": -math.inf}  # what is null in the file
+
+
+@final
+class Notes:
+    """Lists, candidates, and those that were not scored quite as they read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counts = dict.fromkeys(("lists", "candidates", "apart", "misread", "uneven"), 0)
+        self._first: dict[str, str] = {}
+
+    def add(self, one: NBest, ranking: Ranking) -> None:
+        """One list."""
+        self.counts["lists"] += 1
+        self.counts["candidates"] += len(ranking)
+        for i, candidate in enumerate(ranking.candidates):
+            where = f"line {one.line}, candidate {i + 1}"
+            if candidate.is_apart:
+                self._count("apart", where)
+            if candidate.reads_as is not None:
+                self._count("misread", f"{where}, {candidate.text[:40]!r} as {candidate.reads_as[:40]!r}")
+        if len({candidate.tokens for candidate in ranking.candidates}) > 1:
+            self._count("uneven", f"line {one.line}")
+
+    def _count(self, what: str, where: str) -> None:
+        self.counts[what] += 1
+        self._first.setdefault(what, where)
+
+    def sentences(self, ends: bool) -> list[str]:
+        """One for each thing that a person should know."""
+        apart, misread, uneven = (self.counts[name] for name in ("apart", "misread", "uneven"))
+        found = []
+        if apart:
+            found.append(
+                f"{apart} of {self.counts['candidates']} candidates in {self.path} were encoded apart from the prefix "
+                f"(first: {self._first['apart']}), since the tokenizer joins across the border: cut between words"
+            )
+        if misread:
+            found.append(
+                f"{misread} of {self.counts['candidates']} candidates in {self.path} have tokens that read differently "
+                f"(first: {self._first['misread']}): what they read is what is scored"
+            )
+        if uneven and not ends:
+            found.append(
+                f"{uneven} of {self.counts['lists']} lists in {self.path} have candidates of different length (first: "
+                f"{self._first['uneven']}): if they are whole texts, score them as such (ends)"
+            )
+        return found
 
 
 def rank_file(
@@ -171,3 +226,36 @@ def _written(rows: Iterator[dict[str, Any]], out: Path | None) -> list[dict[str,
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     return None
+
+
+def score_file(model: ResidualModel, path: Path, folder: Path, *, ends: bool, progress: Progress) -> Scored:
+    """Every list of a file with the ranking of its candidates; what was scored before is read."""
+    total = sum(1 for _ in read_lists(path))
+    first = _scored(model, next(read_lists(path)), path, ends)
+    asked = {"version": version("freenergy"), "file": file_hash(path), "ends": ends, "first": first}
+    kept = folder / f"{fingerprint(asked)}.jsonl"
+    if not kept.is_file():
+        with progress.track(f"scores of {path.name}", total, "lists") as advance, resumable_jsonl(kept, asked) as lines:
+            advance(lines.done)
+            for one in islice(read_lists(path), lines.done, None):
+                lines.add(_scored(model, one, path, ends))
+                advance(1)
+    return _read(path, kept)
+
+
+def _scored(model: ResidualModel, one: NBest, path: Path, ends: bool) -> list[dict[str, Any]]:
+    try:
+        ranking = model.score(one.prefix, one.candidates, ends=ends)
+    except UserError as error:
+        raise UserError(f"{path}, line {one.line}: {error}") from error
+    return [candidate.to_json() for candidate in ranking.candidates]
+
+
+def _read(path: Path, kept: Path) -> Scored:
+    with kept.open(encoding="utf-8") as file:
+        for one, line in zip(read_lists(path), file, strict=True):
+            yield one, Ranking(one.prefix, tuple(Ranked(**_INFINITE | _known(row)) for row in json.loads(line)))
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None or name not in _INFINITE}
