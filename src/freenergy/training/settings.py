@@ -11,6 +11,7 @@ from typing import Any, Literal, final
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
+from freenergy.lm.settings import LocalSettings, NgramBase
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
 
 
@@ -135,6 +136,7 @@ class PretrainedBase:
     kind: Literal["pretrained"] = "pretrained"
     path: str
     tune: TuneSettings | None = None  # a stage of its own, after ``base``
+    local: LocalSettings | None = None  # another, after that
 
 
 @final
@@ -155,6 +157,7 @@ class TrainedBase:
     validation_tokens: int = 50_000  # of the validation text, read for early stopping
     optimisation: Optimisation = field(default_factory=Optimisation)
     tune: TuneSettings | None = None  # a stage of its own, after ``base``
+    local: LocalSettings | None = None  # another, after that
 
     def __post_init__(self) -> None:
         check_range(self, "block", "validation_tokens", at_least=1)
@@ -175,6 +178,11 @@ class TrainedBase:
 def tuning(base: Any) -> TuneSettings | None:
     """Returns how a base is tuned; None where it is not, or has no weights."""
     return base.tune if isinstance(base, TrainedBase | PretrainedBase) else None
+
+
+def adaptation(base: Any) -> LocalSettings | None:
+    """Returns how a base is adapted by a local mix; None where it is not, or does not show all its predictions."""
+    return base.local if isinstance(base, TrainedBase | PretrainedBase | NgramBase) else None
 
 
 @final

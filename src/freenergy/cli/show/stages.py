@@ -27,19 +27,15 @@ def _show(result: StageResult) -> None:
     match result.name:
         case "corpus" if "splits" in result.summary:
             _show_corpus(result.summary)
-        case "negatives":
-            _show_negatives(result.summary)
+        case "local" | "negatives" | "energy" | "evaluation":
+            _SHOWN[result.name](result.summary)
         case "candidates":
             drawn = result.summary
             OUT.print(f"  {drawn['draws']} draws for each of {drawn['windows']:,} {drawn['split']} prefixes")
-        case "energy":
-            _show_energy(result.summary)
         case "baselines":
             for name, record in result.summary.items():
                 cost = f"{short(record['parameters'])} parameters, {record['cpu_seconds'] / 60:.1f} CPU minutes"
                 OUT.print(f"  {escape(name)}: {cost}")
-        case "evaluation":
-            show_evaluation(result.summary)
         case "measurement":
             for name, value in result.summary["numbers"]:
                 OUT.print(f"  {escape(name)}: {significant(value)}")
@@ -58,6 +54,15 @@ def _show_corpus(summary: dict[str, Any]) -> None:
     show_table(f"{summary['text']}: prefix {summary['prefix']}, continuation {summary['continuation']}", columns, rows)
     for example in summary["examples"]:
         OUT.print(f"[dim]…{escape(tail(example['prefix']))}[/dim] ▸[bold]{escape(example['continuation'])}[/bold]\n")
+
+
+def _show_local(summary: dict[str, Any]) -> None:
+    before, after = summary["nats_per_token_before"], summary["nats_per_token_fitted"]
+    OUT.print(
+        f"  counted {summary['documents']:,} documents, {summary['documents_left_for_energies']:,} are left for "
+        f"energies; {before:.3f} → {after:.3f} nats per token on the {summary['windows']} validation windows of the fit"
+    )
+    OUT.print("  weights: " + escape(", ".join(f"{name} {weight:+.2f}" for name, weight in summary["weights"].items())))
 
 
 def _show_negatives(summary: dict[str, Any]) -> None:
@@ -179,3 +184,6 @@ def _show_text(text: dict[str, Any]) -> None:
 
 def _perplexities(by_unit: dict[str, float | None], ends: Sequence[float | None]) -> list[str]:
     return [significant(by_unit["token"]), interval(ends), significant(by_unit["word"]), significant(by_unit["byte"])]
+
+
+_SHOWN = {"local": _show_local, "negatives": _show_negatives, "energy": _show_energy, "evaluation": show_evaluation}

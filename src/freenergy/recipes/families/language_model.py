@@ -61,6 +61,8 @@ class LanguageModelRecipe(NetworkRecipe[TrainedBase]):
         check_split(self.corpus, self.evaluation.split)
         if self.base.tune is not None:
             raise UserError("rows of this family have no stage that tunes: leave base.tune out, or train more steps")
+        if self.base.local is not None:
+            raise UserError('rows of this family are networks alone: leave base.local out, or set family = "residual"')
 
     def data_stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stage that prepares the corpus."""

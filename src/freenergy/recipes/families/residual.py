@@ -2,7 +2,7 @@
 
 P(x | c) = P_LM(x | c) · exp(−E(c, x)) / Z(c)
 
-corpus → base → (tuned) → negatives → energy → candidates → baselines → evaluation
+corpus → base → (tuned) → (local) → negatives → energy → candidates → baselines → evaluation
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
-from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, tuning
+from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, adaptation, tuning
 
 
 @final
@@ -102,11 +102,23 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
 
     def stages(self) -> tuple[Stage[Any], ...]:
         """Returns the stages that the sections ask for."""
-        from freenergy.recipes.stages import base, baselines, candidates, corpus, energy, evaluation, negatives, tuned
+        from freenergy.recipes.stages import (
+            base,
+            baselines,
+            candidates,
+            corpus,
+            energy,
+            evaluation,
+            local,
+            negatives,
+            tuned,
+        )
 
         chosen: list[Stage[Any]] = [corpus.STAGE, base.STAGE]
         if tuning(self.base):
             chosen.append(tuned.STAGE)
+        if adaptation(self.base):
+            chosen.append(local.STAGE)
         if self.energy is not None:
             chosen += [negatives.STAGE, energy.STAGE, candidates.STAGE]
         if self.baselines:

@@ -33,7 +33,12 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
 def _without_rungs(settings: AnyBase) -> AnyBase:
     """Leave out the sections of stages that come after this one."""
-    return replace(settings, tune=None) if isinstance(settings, TrainedBase | PretrainedBase) else settings
+    match settings:
+        case TrainedBase() | PretrainedBase():
+            return replace(settings, tune=None, local=None)
+        case NgramBase():
+            return replace(settings, local=None)
+    return settings
 
 
 def base_inputs(settings: AnyBase, progress: Progress) -> tuple[Path | None, dict[str, Any]]:
