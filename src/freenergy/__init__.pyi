@@ -33,7 +33,9 @@ from freenergy.energies.unit import Unit as Unit
 from freenergy.evaluation.bootstrap import paired_bootstrap as paired_bootstrap
 from freenergy.evaluation.perplexity import perplexity as perplexity
 from freenergy.evaluation.residual_perplexity import residual_perplexity as residual_perplexity
+from freenergy.lm.adapted import AdaptedLM as AdaptedLM
 from freenergy.lm.huggingface import HuggingFaceLM as HuggingFaceLM
+from freenergy.lm.local_counts import LocalCounts as LocalCounts
 from freenergy.lm.ngram import NgramLM as NgramLM
 from freenergy.lm.remote import RemoteLM as RemoteLM
 from freenergy.lm.tabular import TabularLM as TabularLM

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from freenergy.core.files import atomic_write, fingerprint, read_arrays
 from freenergy.core.progress import Progress, Silent
-from freenergy.lm.ngram import NgramLM, Table
+from freenergy.lm.ngram import NgramLM, NgramTable
 
 _SILENT = Silent()
 _NGRAM, _DOCUMENTS = "ngram", "documents.safetensors"
@@ -31,7 +31,7 @@ _NGRAM, _DOCUMENTS = "ngram", "documents.safetensors"
 class Gains:
     """Order k: the nodes below each context of k − 1 tokens, the last token of each, and its g."""
 
-    table: Table
+    table: NgramTable
     tokens: Int64[np.ndarray, " nodes"]
     gain: Float64[np.ndarray, " nodes"]
 

@@ -66,7 +66,7 @@ def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class NgramTable:
     """Order k as it is read: what contexts of k − 1 tokens say of the next token.
 
     ``direct`` and ``rest`` end with the entry of the node −1, which was never seen.
@@ -78,7 +78,7 @@ class Table:
     first: Int64[np.ndarray, " contexts"]  # the children of context i are the nodes first[i] … first[i + 1] − 1
 
     @classmethod
-    def smooth(cls, level: CountLevel, num_contexts: int, vocab_size: int) -> "Table":
+    def smooth(cls, level: CountLevel, num_contexts: int, vocab_size: int) -> "NgramTable":
         """Discount one level of counts."""
         context = level.keys // vocab_size
         taken = discounts(level.counts)[np.minimum(level.counts, 3)]
@@ -107,7 +107,7 @@ class Table:
 class _Order(NamedTuple):
     """Strings as order k sees them."""
 
-    table: Table
+    table: NgramTable
     context: Int64[np.ndarray, "R places"]  # node of the k − 1 tokens before each place, and before the next token
     node: Int64[np.ndarray, "R T"]  # node of the k tokens that end at each place
 
@@ -134,7 +134,8 @@ class NgramLM:
         self.max_length = None
         num_contexts = [1, *map(len, counts.levels[:-1])]
         self.tables = [
-            Table.smooth(level, num, self.vocab_size) for level, num in zip(counts.levels, num_contexts, strict=True)
+            NgramTable.smooth(level, num, self.vocab_size)
+            for level, num in zip(counts.levels, num_contexts, strict=True)
         ]
         unigram = self.tables[0]
         self.p1 = np.full(self.vocab_size, unigram.rest[0] / self.vocab_size)

@@ -26,7 +26,7 @@ from freenergy.lm.presets import preset
 from freenergy.lm.shapes import Shape, shape_in, shape_of
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
-from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase, tuning
+from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase, adaptation, tuning
 from freenergy.training.tasks.masked import VALIDATION_TOKENS
 
 _FLOAT = 4
@@ -48,6 +48,7 @@ def cost_of(recipe: ResidualRecipe, known: Known | None = None) -> dict[str, Cos
     """Return the cost of each stage, in the order that they are done in."""
     plan = _Plan(recipe, known or Known())
     rungs = {"base": plan.base()} | ({"tuned": plan.tuned()} if tuning(recipe.base) else {})
+    rungs |= {"local": plan.local()} if adaptation(recipe.base) else {}
     if recipe.energy is None:
         return rungs | {"evaluation": plan.perplexity()}
     return rungs | {
@@ -114,6 +115,12 @@ class _Plan:
         learned = training(shape, steps.steps, steps.batch_size, tune.block, predicts=True, ranks=ranks)
         times = _validations(steps) + 1  # and the base before the first step
         return learned + validating(shape, times, tune.validation_tokens, tune.block) + keeping(shape)
+
+    def local(self) -> Cost:
+        """Cost what the base predicts for the windows that a local mix is fitted to; counting has no products."""
+        local = adaptation(self.recipe.base)
+        assert local is not None, "asked for above"
+        return scoring(self.shape, self.whole, local.num_windows)
 
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""
