@@ -29,6 +29,8 @@ from freenergy.energies.logits import Logits as Logits
 from freenergy.energies.ngram_features import NgramFeatures as NgramFeatures
 from freenergy.energies.probe import Probe as Probe
 from freenergy.energies.product import Product as Product
+from freenergy.energies.repetition import Repetition as Repetition
+from freenergy.energies.second_lm import SecondLM as SecondLM
 from freenergy.energies.unit import Unit as Unit
 from freenergy.evaluation.bootstrap import paired_bootstrap as paired_bootstrap
 from freenergy.evaluation.perplexity import perplexity as perplexity

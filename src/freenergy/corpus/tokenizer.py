@@ -35,6 +35,11 @@ class Tokenizer:
         self._inner = inner
         self.eos = eos
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The tokenizer of the library."""
+        return self._inner
+
     @cached_property
     def vocab_size(self) -> int:
         """The number of tokens, added ones included; ids are below it."""

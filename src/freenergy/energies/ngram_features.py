@@ -30,6 +30,7 @@ from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.ngram_tables import NgramTables, Seen
+from freenergy.energies.repetition import ORDER, repeats
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.stepping import started
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
 _BUCKETS = ("0", "1", "2", "3–4", "5–8", "9–16", "17–64", "65–256", "over 256")
-_REPEATS = 4  # n-grams of up to 4 tokens are looked up in the prefix and in x itself
 _PLACES = 1 << 21  # of strings that are looked up at once
 _NONE = -1
 
@@ -182,7 +182,7 @@ def count_names(settings: NgramEnergy) -> list[str]:
         if kind.endswith("gram"):
             names += [f"{kind}: Σ log share of history"] if kind != "1-gram" else []
             names += [f"{kind}: Σ log p", f"{kind}: least log p"]
-    for n in range(1, _REPEATS + 1):
+    for n in range(1, ORDER + 1):
         names += [f"{n}-gram: places that repeat the prefix", f"{n}-gram: places that repeat the continuation"]
     return [*names, "share of distinct tokens", "length"]
 
@@ -203,46 +203,8 @@ def _count_columns(
 
 def _repeat_columns(x: Continuations, mask: Bool[np.ndarray, "R L"]) -> Iterator[Float64[np.ndarray, " R"]]:
     """Count, for n = 1 … 4, n-grams of x that occur in the prefix or earlier in x; then the distinct tokens."""
-    whole = x.joined()
-    tokens, W = whole.tokens.numpy(), whole.tokens.shape[1]
-    start = x.contexts.lengths.repeat_interleave(x.shape[1]).numpy()[:, None]
-    column = np.arange(W)
-    is_continuation = (column >= start) & (column < whole.lengths.numpy()[:, None])
-    distinct = np.zeros(len(mask))
-    alone = np.iinfo(np.int64).max - column.astype(np.uint64)  # an id that no other place of the string has
-    ids = np.zeros(tokens.shape, dtype=np.uint64)
-    for n in range(1, _REPEATS + 1):
-        ids = _mixed(np.roll(ids, 1, axis=1), tokens)
-        is_whole = (column >= n - 1) & (column < whole.lengths.numpy()[:, None])
-        first, previous = _earlier(np.where(is_whole, ids, alone))
-        again = is_continuation & is_whole & (previous >= start)
-        yield (is_continuation & is_whole & (first < start)).sum(1).astype(np.float64)
-        yield again.sum(1).astype(np.float64)
-        if n == 1:
-            distinct = (is_continuation & ~again).sum(1) / np.maximum(mask.sum(1), 1)
-    yield distinct
-
-
-def _mixed(before: np.ndarray, tokens: Int64[np.ndarray, "R W"]) -> np.ndarray:
-    """Return a 64-bit name of an n-gram from that of its first n − 1 tokens.
-
-    Names are compared inside one string only: among some hundred tokens two n-grams share one in 10^−15 of strings.
-    """
-    h = (before + np.uint64(0x9E3779B97F4A7C15)) ^ (tokens.astype(np.uint64) * np.uint64(0xD6E8FEB86659FD93))
-    h = (h ^ (h >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    h = (h ^ (h >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed: np.ndarray = h ^ (h >> np.uint64(32))
-    return mixed
-
-
-def _earlier(ids: np.ndarray) -> tuple[Int64[np.ndarray, "R W"], Int64[np.ndarray, "R W"]]:
-    """Find, for each place, the first place with the same id (itself if none) and the previous one (or −1)."""
-    order = np.argsort(ids, axis=1, kind="stable")
-    ranked = np.take_along_axis(ids, order, axis=1)
-    is_same = np.concatenate([np.zeros((len(ids), 1), dtype=bool), ranked[:, 1:] == ranked[:, :-1]], axis=1)
-    head = np.maximum.accumulate(np.where(is_same, 0, np.arange(ids.shape[1])), axis=1)
-    first, previous = np.empty_like(order), np.empty_like(order)
-    np.put_along_axis(first, order, np.take_along_axis(order, head, axis=1), axis=1)
-    behind = np.concatenate([np.full((len(ids), 1), _NONE), order[:, :-1]], axis=1)
-    np.put_along_axis(previous, order, np.where(is_same, behind, _NONE), axis=1)
-    return first, previous
+    every = list(repeats(x))
+    for one in every:
+        yield one.in_prefix.sum(1).astype(np.float64)
+        yield one.in_x.sum(1).astype(np.float64)
+    yield (every[0].ends & ~every[0].in_x).sum(1) / np.maximum(mask.sum(1), 1)

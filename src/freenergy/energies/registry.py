@@ -18,6 +18,8 @@ ENERGIES = {
     "log-ratio": "log_ratio:LogRatioEnergy",
     "probe": "probe:ProbeEnergy",
     "ngram": "ngram_features:NgramEnergy",
+    "repetition": "repetition:RepetitionEnergy",
+    "second-lm": "second_lm:SecondLMEnergy",
     "logits": "logits:LogitsEnergy",
     "saved": "saved:SavedEnergy",
     "product": "product:ProductEnergy",

@@ -102,9 +102,14 @@ def convert_gguf(path: Path, folder: Path) -> None:
     save_checkpoint(model, folder, eos=eos, tokenizer=Tokenizer.from_pretrained(parent / (gguf or "")))
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Return whether a checkpoint's folder holds its tokenizer."""
+    return any((path / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
     """Refuse a checkpoint that reads other tokens than the corpus was made of."""
-    if any((path / name).is_file() for name in _TOKENIZER_FILES):
+    if has_tokenizer(path):
         own = Tokenizer.from_pretrained(path)
         if own.fingerprint != tokenizer.fingerprint:
             raise UserError(

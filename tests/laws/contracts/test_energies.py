@@ -1,5 +1,7 @@
 """Every public energy keeps the contract of its role, starts at E = 0 and comes back from disk: one row each."""
 
+import tempfile
+
 import numpy as np
 import pytest
 import tokenizers
@@ -16,7 +18,9 @@ from freenergy import (
     NgramFeatures,
     Probe,
     Product,
+    Repetition,
     Rng,
+    SecondLM,
     Tokenizer,
     Unit,
     load_energy,
@@ -27,9 +31,12 @@ from freenergy.energies.logits import LogitsEnergy
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
 from freenergy.energies.probe import ProbeEnergy
+from freenergy.energies.repetition import RepetitionEnergy
+from freenergy.energies.second_lm import SecondLMEnergy, second_model
 from freenergy.energies.unit import UnitEnergy
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy
+from freenergy.testing.networks import tiny_network
 
 V = 8
 X = Continuations.from_lists(
@@ -47,6 +54,10 @@ def lm():
 
 @pytest.fixture(scope="module")
 def tokenizer():
+    return words_tokenizer()
+
+
+def words_tokenizer():
     words = tokenizers.models.WordLevel({f"w{i}": i for i in range(V)}, unk_token="w0")
     return Tokenizer(tokenizers.Tokenizer(words), eos=0)
 
@@ -54,6 +65,14 @@ def tokenizer():
 def ngrams():
     stream = np.array([1, 2, 3, 0, 4, 5, 6, 7, 0, 1, 2, 4, 5, 0] * 3)
     return NgramFeatures(NgramEnergy(order=3), NgramTables.fit(stream, vocab_size=V, eos=0, order=3))
+
+
+def second(lm):
+    """Another network of the same tokens, in a folder that stays for this test."""
+    folder = tempfile.mkdtemp()
+    tiny_network("GPT2", vocab_size=V).save_pretrained(folder)
+    settings = SecondLMEnergy(path=folder)
+    return SecondLM(settings, lm, second_model(settings, words_tokenizer()))
 
 
 ROWS = {
@@ -66,6 +85,8 @@ ROWS = {
     "probe": (Probe, lambda lm: Probe(ProbeEnergy(), lm)),
     "probe, statistics alone": (Probe, lambda lm: Probe(ProbeEnergy(states=False), lm)),
     "ngram": (NgramFeatures, lambda lm: ngrams()),
+    "repetition": (Repetition, lambda lm: Repetition(RepetitionEnergy(), torch.arange(V))),
+    "second-lm": (SecondLM, second),
     "product": (Product, lambda lm: Product([ngrams(), Unit(UnitEnergy(), lm)], frozen=[True, False])),
 }
 
