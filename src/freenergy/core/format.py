@@ -89,3 +89,13 @@ def gain_interval(ends: Sequence[Any] | None) -> str:
     if not ends or not all(map(is_number, ends)):
         return DASH
     return f"{ends[0]:.1f} to {ends[1]:.1f} %".replace("-", "−")
+
+
+def learning_sentence(curve: dict[str, Any]) -> str:
+    """Return a learning curve in words: the gains by windows, and what the next doubling may add."""
+    gains = ", ".join(f"{number(row['gain'])} with {row['windows']:,} windows" for row in curve["rows"])
+    words = f"certified gain in nats per sequence: {gains}"
+    if curve.get("next_doubling") is None:
+        return f"{words}; too few windows, or too noisy, to extrapolate"
+    last = f"the last doubling added {number(curve['last_doubling'])} ± {number(curve['last_doubling_error'])}"
+    return f"{words}; {last}, the next one is expected to add {number(curve['next_doubling'])}"

@@ -34,12 +34,13 @@ def write_report(run: Run[Any], progress: Progress) -> Path:
     """Draw the figures of a finished run and write its page; returns the page's path."""
     try:
         from freenergy.report.figures import draw
+        from freenergy.report.learning_curve import draw_learning_curve
         from freenergy.report.page import page, read_evaluation
     except ModuleNotFoundError as error:
         raise UserError(f"a report needs {error.name}: install it with pip install 'freenergy[report]'") from None
 
     evaluation = read_evaluation(run)
-    drawings = draw(evaluation)
+    drawings = [*draw(evaluation), *draw_learning_curve(run)]
     with progress.track("report", len(drawings) + 1, "files") as advance:
         for drawing in drawings:
             drawing.save(run.folder / FIGURES)

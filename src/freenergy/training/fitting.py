@@ -36,12 +36,14 @@ from freenergy.training.convex import choose_l2, cross_fitted
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.feature_cache import FeatureCache
 from freenergy.training.feature_chunks import Pieces
+from freenergy.training.learning_curve import learning_curve
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
 from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, Watch, validation_of
 
 _SHOWN = 32  # windows that show an energy in int8 what its layers will read, and as many that measure its error
 _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that have not seen them
+_CURVE = "learning-curve.json"
 
 
 def train_energy(
@@ -67,7 +69,9 @@ def train_energy(
         return energy, {}
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
         path.unlink()
-    report = {"parts": fitting.reports(len(wanted)), "validation": fitting.measure(energy)}
+    report: dict[str, Any] = {"parts": fitting.reports(len(wanted)), "validation": fitting.measure(energy)}
+    if (folder / _CURVE).is_file():
+        report["learning_curve"] = read_json(folder / _CURVE)
     return energy, report | ({"certified_gain_by_length": fitting.by_length(energy)} if training.lengths > 1 else {})
 
 
@@ -124,6 +128,10 @@ class _Fitting:
         grid = self.training.l2
         scratch = self.material.features  # where there must be room for features anyway
         objective = self.training.objective
+        if self.training.curve:
+            self.progress.say("fitting them to a quarter, a half and all of the windows, for the learning curve")
+            every = (list(parts.values()), learned, held_out, objective, grid, *offsets)
+            write_json(self.folder / _CURVE, learning_curve(*every, cuts=len(self.cuts), scratch=scratch))
         chosen = choose_l2(list(parts.values()), learned, held_out, objective, grid, *offsets, scratch=scratch)
         if len(self.waiting) > len(parts):  # networks follow
             self.progress.say("fitting them again without each quarter of the windows, to see what they leave")

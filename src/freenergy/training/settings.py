@@ -193,7 +193,7 @@ class EnergyTraining:
     Energies that are linear in frozen features are fitted by L-BFGS, with the weight decay of ``l2`` that gains most on
     validation windows; networks take ``optimisation``. With ``lengths`` above 1 an energy learns to judge unfinished
     continuations too, so that it can steer while they are written: it is fitted at that many lengths, evenly spaced,
-    the full length among them.
+    the full length among them. ``curve`` also fits linear energies to a quarter and a half of the windows.
     """
 
     objective: BinaryNCE | RankingNCE = field(default_factory=RankingNCE)
@@ -201,6 +201,7 @@ class EnergyTraining:
     l2: tuple[float, ...] = (1e-3, 1e-2, 1e-1)  # tried for linear energies
     energy_l2: float = 0.0  # λ of λ·E², for networks
     lengths: int = 1  # of the continuation that an energy is fitted at
+    curve: bool = False  # measure how the gain of linear energies grows with the windows
     rows: int = 128  # continuations that a network reads at once in validation
     optimisation: Optimisation = field(
         default_factory=lambda: Optimisation(learning_rate=1e-4, validate_every=100, patience=5)

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from freenergy.cli.show.tables import OUT, interval, percent, short, show_table, tail
 from freenergy.core.files import RERUN, corruption_as_user_error
-from freenergy.core.format import minutes, significant
+from freenergy.core.format import learning_sentence, minutes, significant
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes import StageResult
 
@@ -84,6 +84,8 @@ def _show_energy(summary: dict[str, Any]) -> None:
         f"energies {held_out['energy_data']:+.2f} on text and {held_out['energy_noise']:+.2f} on draws "
         f"± {held_out['spread']:.2f}"
     )
+    if "learning_curve" in summary:
+        OUT.print("  " + learning_sentence(summary["learning_curve"]))
 
 
 def show_evaluation(summary: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from freenergy.core.errors import UserError
 from freenergy.core.files import write_text
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
@@ -39,6 +40,11 @@ MODEL = "model"
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
     settings = run.recipe.energy
     assert settings is not None, "the stage is left out where there is no energy"
+    if run.recipe.training.curve and not any(part.fit == "convex" for part in settings.split()):
+        raise UserError(
+            "a learning curve is that of linear energies, and the recipe has none: set training.curve = false, or add "
+            'a part such as {kind = "probe"}'
+        )
     inputs = {
         "seed": run.recipe.seed,
         "settings": settings,
