@@ -1,6 +1,7 @@
 """All slow shards of an evaluation, so that workers can make them in any order before ``measure`` reads them.
 
     ("windows", who, is_certified, file, rows)   ("rung", name, file, rows)   ("scores", chunk)   ("position", window)
+    ("written", window)
 
 Each is made by the very function that ``measure`` would call for it.
 """
@@ -14,7 +15,8 @@ import numpy as np
 from freenergy.core.rng import Rng
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, log_probs_folder, scores_path, write_log_probs, write_scores
-from freenergy.evaluation.summary import Subject, score_cache
+from freenergy.evaluation.summary import Subject, score_cache, writers, written_rows
+from freenergy.evaluation.written import write_texts, written_path
 
 Item = tuple[Any, ...]
 
@@ -30,7 +32,7 @@ class EvaluationShards:
     def missing(self) -> list[Item]:
         """The shards that are not there; those of the candidates, which take longest, come first."""
         subject, rows = self.subject, self.subject.rows
-        items = [*self._scores(), *self._positions(), *self._log_probs(None, rows)]
+        items = [*self._scores(), *self._written(), *self._positions(), *self._log_probs(None, rows)]
         for name in subject.baselines:
             items += self._log_probs(name, rows)
             if subject.joint is not None:
@@ -55,6 +57,10 @@ class EvaluationShards:
                 assert subject.joint is not None
                 chunk, folder = self.cache.chunk(k), self.folder / "scores"
                 write_scores(subject.residual, self.cache, folder, chunk, subject.joint.batch)
+            case ("written", row):
+                assert subject.joint is not None
+                who = writers(subject, subject.joint)
+                write_texts(who, subject.corpus, subject.windows, row, self.folder, self.rng)
             case ("position", b):
                 assert subject.joint is not None
                 x = subject.windows.continuations(subject.joint.store.rows[b : b + 1].numpy())
@@ -72,6 +78,12 @@ class EvaluationShards:
         for b in range(0 if joint is None else min(joint.position_windows, len(joint.store))):
             if not position_path(self.folder, b).is_file():
                 yield "position", b
+
+    def _written(self) -> Iterator[Item]:
+        joint = self.subject.joint
+        for row in [] if joint is None else written_rows(self.subject, joint).tolist():
+            if not written_path(self.folder, row).is_file():
+                yield "written", row
 
     def _rung(self, name: str) -> Iterator[Item]:
         for path, some in log_prob_shards(self.subject.compared_rows, self.folder / "rungs" / name):

@@ -38,7 +38,7 @@ from freenergy.evaluation.text_statistics import (
     text_statistics,
     training_text,
 )
-from freenergy.evaluation.written import written_samples
+from freenergy.evaluation.written import Writers, write_texts, written_report
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.training.contrastive_batches import StoredContrast
@@ -59,6 +59,7 @@ class ResidualSubject:
     batch: int  # continuations that the energy reads at once
     position_windows: int = 0
     position_draws: int = 32
+    texts: int = 0  # prefixes after which whole texts are written
 
     @property
     def whole(self) -> Integer[np.ndarray, " W"]:
@@ -170,21 +171,43 @@ def _joint(
         "by_position": _positions(subject, joint, folder, rng, progress),
         "samples": folding.samples,
         "examples": folding.examples,
-    }
+    } | _written(subject, joint, folder, rng, progress)
     log_p = {subject.rung: numbers.log_base.numpy(), ENERGY: numbers.log_p["certified"].numpy()}
     if chunks is not None:
         log_p = {name: chunks.summed(values) for name, values in log_p.items()}
         counts = subject.counts(subject.windows, joint.whole)
-        found["samples"] = _written(subject, joint, chunks.size, rng.child("written"), progress)
     return found, Compared(log_p[ENERGY], log_p[ENERGY], counts), log_p
 
 
-def _written(
-    subject: Subject, joint: ResidualSubject, chunk: int, rng: Rng, progress: Progress
-) -> list[dict[str, Any]]:
-    """Whole texts that are written chunk by chunk after some of the prefixes."""
-    how, rows = (chunk, joint.store.per_prefix + 1), joint.whole[: subject.samples].tolist()
-    return written_samples(subject.residual, subject.corpus, subject.windows, rows, how, rng, progress)
+def writers(subject: Subject, joint: ResidualSubject) -> Writers:
+    """Who writes whole texts: every rung and the residual model, in the chunks that it is measured in."""
+    chunks, length = joint.windows.chunks, subject.corpus.space.length
+    return Writers(
+        rungs={**subject.below, subject.rung: subject.lm},
+        model=subject.residual,
+        chunk=length if chunks is None else int(chunks.sizes[0]),
+        candidates=joint.store.per_prefix + 1,
+    )
+
+
+def written_rows(subject: Subject, joint: ResidualSubject) -> Integer[np.ndarray, " texts"]:
+    """The whole windows after whose prefixes texts are written; chunk by chunk, samples have to be."""
+    num = max(joint.texts, subject.samples) if joint.windows.chunks is not None else joint.texts
+    return joint.whole[:num]
+
+
+def _written(subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
+    """Whole texts after some of the prefixes, and what they show."""
+    rows, who = written_rows(subject, joint), writers(subject, joint)
+    if not len(rows):
+        return {}
+    with progress.track("texts of all models", len(rows), "prefixes") as advance:
+        for row in rows.tolist():
+            write_texts(who, subject.corpus, subject.windows, row, folder, rng)
+            advance(1)
+    report = written_report(who.names, subject.windows, rows, subject.corpus, folder, progress)
+    shown = [text | {"base": text[subject.rung], "joint": text[ENERGY]} for text in report["texts"][: subject.samples]]
+    return {"written": report} | ({} if joint.windows.chunks is None else {"samples": shown})
 
 
 def _positions(

@@ -60,6 +60,7 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
         ranking=tables.ranking(evaluation["ranking"]) if evaluation.get("ranking") else None,
         diagnostics=tables.diagnostics(joint) if joint else None,
         text=tables.text_statistics(text) if text else None,
+        written=_written(evaluation.get("written")),
         figures=[(drawing, Markup(drawing.inline()) if drawing.svg else "") for drawing in drawings],
         examples=[_example(example) for example in evaluation.get("examples") or []],
         samples=evaluation.get("samples") or [],
@@ -73,6 +74,19 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
         used=methods(run.recipe),
         bibtex=cite(run).strip(),
     )
+
+
+def _written(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the tables and texts of whole texts that the models have written."""
+    if not found:
+        return None
+    names, what = found["names"], "Whole texts that the models have written"
+    return {
+        "statistics": tables.text_statistics(found["statistics"], names, what),
+        "nearer": tables.nearer(found["nearer"], names[2:], names[1]),
+        "texts": found["texts"],
+        "names": names,
+    }
 
 
 def _in_playground(prefix: str) -> str:

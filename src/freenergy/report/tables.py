@@ -1,5 +1,6 @@
 """The tables of the page, formatted as text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, final
@@ -139,15 +140,41 @@ def diagnostics(joint: dict[str, Any]) -> ReportTable:
     )
 
 
-def text_statistics(text: dict[str, Any]) -> ReportTable:
+def text_statistics(
+    text: dict[str, Any], kinds: Sequence[str] = ("human", "base", "joint"), what: str = "Statistics of text"
+) -> ReportTable:
     """Return diversity and novelty of each kind of text."""
-    kinds, orders = [kind for kind in ("human", "base", "joint") if kind in text], ("2", "3", "4")
+    orders = ("2", "3", "4")
     rows = [[f"distinct {n}-grams", *(_share(text[kind]["distinct"][n]) for kind in kinds)] for n in orders]
     rows += [["repeated 4-grams", *(_share(text[kind]["repetition"]) for kind in kinds)]]
     rows += [[f"unseen {n}-grams", *(_share(text[kind]["unseen"][n]) for kind in kinds)] for n in orders]
     tokens = min(found["tokens"] for found in text.values())
-    caption = f"Statistics of text, in {tokens:,} tokens of each kind"
-    return ReportTable(caption=caption, columns=("share of", *kinds), rows=rows)
+    return ReportTable(caption=f"{what}, in {tokens:,} tokens of each", columns=("share of", *kinds), rows=rows)
+
+
+def nearer(found: dict[str, Any], kinds: Sequence[str], base: str) -> ReportTable:
+    """Return how much nearer to human text each model writes than the base, statistic by statistic."""
+    rows = [[title, *(_points(found[kind][name]) for kind in kinds)] for name, title in _STATISTICS.items()]
+    return ReportTable(
+        caption=f"Nearer to human text than {base}, in percentage points; the text is further away where it is below 0",
+        columns=("share of", *kinds),
+        rows=rows,
+    )
+
+
+_STATISTICS = {
+    **{f"distinct {n}": f"distinct {n}-grams" for n in (2, 3, 4)},
+    "repetition": "repeated 4-grams",
+    **{f"unseen {n}": f"unseen {n}-grams" for n in (2, 3, 4)},
+}
+
+
+def _points(cell: list[Any]) -> str:
+    value, low, high = (100 * part if is_number(part) else None for part in cell)
+    if value is None:
+        return DASH
+    ends = "" if low is None or high is None else f" ({low:.1f} to {high:.1f})"
+    return f"{value:.1f}{ends}".replace("-", "−")
 
 
 def _share(cell: list[Any]) -> str:

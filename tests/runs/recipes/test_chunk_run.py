@@ -83,9 +83,14 @@ def test_the_report_is_the_sum_of_the_chunks_and_names_its_sampler(done):
     assert len(summary["samples"]) == len(summary["examples"]) == 2
     prefixes = [example["prefix"] for example in summary["examples"]]
     assert prefixes == [sample["prefix"] for sample in summary["samples"]]
+    written = summary["written"]
+    assert written["names"] == ["human", "base", "energy", "lowest energy of n", "likeliest of n"]
+    assert [text["energy"] for text in written["texts"]] == [sample["joint"] for sample in summary["samples"]]
+    assert set(written["nearer"]) == set(written["names"][2:])
     assert set(summary["baselines"]["counts"]["against_joint"]) == {"percent", "interval"}
     page = write_report(load_run(done[0]), Silent()).read_text()
     assert "resampling chunk by chunk, m = 3, n = 8" in page
+    assert "Nearer to human text than base" in page
 
 
 def test_rows_in_chunks_are_compared_with_whole_ones_window_by_window(done, whole):

@@ -36,6 +36,7 @@ class EvaluationSettings:
     split: Literal["train", "validation", "test"] = "test"
     windows: int = 400
     samples: int = 3  # continuations shown, each of another held-out prefix
+    texts: int = 0  # held-out prefixes after which every model writes whole texts, for statistics of text
     candidates: int = 256  # n of the certificate, the true continuation among them
     certified_windows: int = 100  # on which the residual model is measured
     position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
@@ -43,7 +44,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         check_range(self, "windows", "certified_windows", at_least=1)
-        check_range(self, "samples", "position_windows", at_least=0)
+        check_range(self, "samples", "texts", "position_windows", at_least=0)
         why = ", since the upper estimate of log Z is undefined with fewer than two draws next to the true text"
         check_range(self, "candidates", at_least=3, hint=why)
         check_range(self, "position_draws", at_least=2)

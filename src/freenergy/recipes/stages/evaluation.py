@@ -106,6 +106,7 @@ def _residual_subject(opened: Opened, windows: Windows, store: NegativeStore) ->
         batch=run.recipe.training.rows,
         position_windows=run.recipe.evaluation.position_windows,
         position_draws=run.recipe.evaluation.position_draws,
+        texts=run.recipe.evaluation.texts,
     )
 
 
