@@ -40,6 +40,7 @@ from freenergy.lm.huggingface import HuggingFaceLM as HuggingFaceLM
 from freenergy.lm.local_counts import LocalCounts as LocalCounts
 from freenergy.lm.ngram import NgramLM as NgramLM
 from freenergy.lm.remote import RemoteLM as RemoteLM
+from freenergy.lm.samples import SamplesLM as SamplesLM
 from freenergy.lm.tabular import TabularLM as TabularLM
 from freenergy.models.residual import Residual as Residual
 from freenergy.objectives import EARM as EARM

@@ -47,15 +47,18 @@ class Registry(Generic[T]):
         if name not in self._classes and not (allow_import and ":" in name):
             raise UserError(f"there is no {self.role} {name!r}: choose one of {', '.join(self)}")
         found = self._classes.get(name, name)
-        return _imported(found) if isinstance(found, str) else found
+        return imported(found) if isinstance(found, str) else found
 
 
-def _imported(place: str) -> Any:
+def imported(place: str) -> Any:
+    """Return what "module:name" names, or say in one sentence why not."""
     module, _, name = place.partition(":")
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"{place} cannot be imported ({error}): write it as module:Class") from error
+        raise UserError(
+            f"{place} cannot be imported ({error}): write it as module:name, of a module that Python finds"
+        ) from error
 
 
 def configured(part: type[T], settings: Mapping[str, Any], what: str, **given: Any) -> T:

@@ -50,7 +50,7 @@ def join(tokenizer: Tokenizer, prefix: str, texts: Sequence[str], *, end: Sequen
 def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str], end: Sequence[int]) -> Joined:
     context, found = tokenizer.encode(prefix), []
     for i, text in enumerate(texts):
-        one = _after(tokenizer, context, prefix, border + text)
+        one = encode_after(tokenizer, context, prefix, border + text)
         if not one.tokens:
             raise UserError(
                 f"candidate {i + 1} ({text[:40]!r}) has no tokens, which compares with nothing: give it some text or "
@@ -60,7 +60,7 @@ def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str
     return Joined(context, tuple(found))
 
 
-def _after(tokenizer: Tokenizer, context: list[int], prefix: str, text: str) -> JoinedText:
+def encode_after(tokenizer: Tokenizer, context: list[int], prefix: str, text: str) -> JoinedText:
     """Return a text after its prefix: cut from the tokens of both, or made without the prefix."""
     whole, P = tokenizer.encode(prefix + text), len(context)
     together = JoinedText(whole[P:], False, _misread(tokenizer, context, whole[P:], text))

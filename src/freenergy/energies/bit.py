@@ -92,6 +92,11 @@ class BitEnergy(Int8Settings):
         return self.start == "scratch"
 
     @property
+    def reads_base(self) -> bool:
+        """Return whether its network starts as the base's."""
+        return self.start == "base"
+
+    @property
     def shares_prefix(self) -> bool:
         """Return whether a prefix is read once for all its continuations."""
         return self.prefix_once

@@ -36,6 +36,11 @@ class LogitsEnergy(EnergySettings):
     fit: ClassVar[Fit] = "none"
     kind: Literal["logits"] = "logits"
 
+    @property
+    def reads_base(self) -> bool:
+        """Return True: it is the level of the base's logits."""
+        return True
+
     def build(self, inputs: BuildInputs) -> "Logits":
         """Read the base, which has learned it."""
         return Logits(self, inputs.base)

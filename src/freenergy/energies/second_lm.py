@@ -5,7 +5,7 @@
 With w · z = φ the residual model is Q; in between it is a geometric mean of the two. Q is any causal language model: a
 checkpoint or a served model. One that has other tokens reads the text: prefix and continuation are encoded each on its
 own (``retokenize``), EOS crosses as EOS, and log Q is that of the tokens of x. φ is then not the ratio of two laws of
-the same strings, but a feature like any other.
+the same strings, but a feature like any other. For a base that only samples log P_LM is unknown, and φ = log Q(x | c).
 """
 
 import os
@@ -28,6 +28,7 @@ from freenergy.energies.retokenize import Crossing
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.load import locate_model
 from freenergy.lm.remote import API_KEY, RemoteLM
+from freenergy.lm.sample_only import relative_log_prob
 
 if TYPE_CHECKING:
     from freenergy.lm.shapes import Shape
@@ -130,7 +131,7 @@ class SecondLM(FeatureEnergy):
     @torch.no_grad()
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
         """Compute φ(x); ``leave_self_out`` changes nothing, as neither model holds counts."""
-        log_base = self.base.log_prob(x).double().to(self.weight.device)
+        log_base = relative_log_prob(self.base, x).to(self.weight.device)
         found: Tensor = self.log_second(x).to(self.weight.device) - log_base
         if not found.isfinite().all():
             raise UserError(

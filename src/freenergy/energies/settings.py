@@ -101,6 +101,11 @@ class EnergySettings(ABC):
         return False
 
     @property
+    def reads_base(self) -> bool:
+        """Return whether it needs the base's network or predictions, which a base that only samples does not have."""
+        return self.reads_activations or self.predicts_tokens
+
+    @property
     def shares_prefix(self) -> bool:
         """Return whether its network reads a prefix once for all its continuations."""
         return False

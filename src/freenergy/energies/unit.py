@@ -47,6 +47,11 @@ class UnitEnergy(Int8Settings):
     def __post_init__(self) -> None:
         check_range(self, "dropout", at_least=0, below=1)
 
+    @property
+    def reads_base(self) -> bool:
+        """Return True: its network starts as the base's."""
+        return True
+
     def build(self, inputs: BuildInputs) -> "Unit":
         """Start as a copy of the base."""
         return Unit(self, inputs.base)

@@ -179,7 +179,7 @@ def residual_report(found: WindowNumbers, counts: Counts, chunks: ChunkRows | No
         windows=int(are_first.sum()),
         documents=counts.num_documents,
         sampler=sampler,
-        verdict=together(_note(nats, most * len(counts) / are_first.sum(), found.draws + 1), Z.verdict()),
+        verdict=together(gain_note(nats, most * len(counts) / are_first.sum(), found.draws + 1), Z.verdict()),
     )
 
 
@@ -223,7 +223,7 @@ def _mean(values: Float[Tensor, " some"]) -> float | None:
     return values.mean().item() if len(values) and values.isfinite().all() else None
 
 
-def _note(gain: Measurement, most: float, n: int) -> str:
+def gain_note(gain: Measurement, most: float, n: int) -> str:
     """What the gain is not: beyond doubt, or all that there is; ``most`` is the ceiling in nats per window."""
     found = ""
     if (gain.value or 0.0) > _NEAR_CEILING * most:

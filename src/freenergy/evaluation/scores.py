@@ -28,6 +28,7 @@ from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.scored import Scored
 from freenergy.corpus import Windows
+from freenergy.lm.sample_only import relative_log_prob
 from freenergy.models.residual import Residual
 from freenergy.training.feature_cache import FeatureCache
 
@@ -60,7 +61,7 @@ def write_scores(model: Residual, cache: FeatureCache, folder: Path, chunk: Int[
         return
     x = cache.contrast.all(chunk)
     of_draws = cache.contrast.store.draws(chunk, x.contexts).log_base
-    of_data = model.base.log_prob(x.candidates(slice(0, 1))).double().cpu()
+    of_data = relative_log_prob(model.base, x.candidates(slice(0, 1)))
     numbers = {
         "log_base": torch.cat([of_data, of_draws], dim=1),
         "energy": cache.energies(model.energy, chunk, rows),

@@ -17,6 +17,7 @@ from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, log_probs_folder, scores_path, write_log_probs, write_scores
 from freenergy.evaluation.summary import Subject, score_cache, writers, written_rows
 from freenergy.evaluation.written import write_texts, written_path
+from freenergy.lm.sample_only import has_log_prob
 
 Item = tuple[Any, ...]
 
@@ -32,7 +33,9 @@ class EvaluationShards:
     def missing(self) -> list[Item]:
         """The shards that are not there; those of the candidates, which take longest, come first."""
         subject, rows = self.subject, self.subject.rows
-        items = [*self._scores(), *self._written(), *self._positions(), *self._log_probs(None, rows)]
+        items = [*self._scores(), *self._written(), *self._positions()]
+        if has_log_prob(subject.lm):
+            items += self._log_probs(None, rows)
         for name in subject.baselines:
             items += self._log_probs(name, rows)
             if subject.joint is not None:

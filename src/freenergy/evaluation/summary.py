@@ -8,6 +8,7 @@ The result is JSON-like: plain numbers with their intervals. Everything slow is 
 folder, so that an evaluation that was interrupted resumes where it was and ends with the same bits.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -21,8 +22,9 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Windows
+from freenergy.evaluation.black_box import nats_curve, without_perplexity
 from freenergy.evaluation.bootstrap import Compared, compare
-from freenergy.evaluation.certified import ChunkRows, residual_report, together
+from freenergy.evaluation.certified import ChunkRows, gain_note, residual_report, together
 from freenergy.evaluation.examples import base_samples, picked
 from freenergy.evaluation.figure_numbers import densities, draws_curve
 from freenergy.evaluation.folding import Folding
@@ -39,6 +41,7 @@ from freenergy.evaluation.text_statistics import (
     training_text,
 )
 from freenergy.evaluation.written import Writers, write_texts, written_report
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
 from freenergy.training.contrastive_batches import StoredContrast
@@ -102,7 +105,9 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
     """The whole summary; see docs/evaluation.md for its fields."""
     windows, rows = subject.windows, subject.rows
     counts = subject.counts(windows, rows)
-    log_base = window_log_probs(subject.lm, windows, rows, log_probs_folder(folder, None), "the base", progress)
+    log_base = np.zeros(len(rows))  # relative to a base that only samples
+    if has_log_prob(subject.lm):
+        log_base = window_log_probs(subject.lm, windows, rows, log_probs_folder(folder, None), "the base", progress)
     report = PerplexityReport.of(log_base, counts, subject.split)
     head = {"split": subject.split, "windows": len(counts), "documents": report.documents, "tokens": report.tokens}
     summary: dict[str, Any] = {**head, "base": report.to_json()}
@@ -120,7 +125,7 @@ def measure(subject: Subject, folder: Path, rng: Rng, progress: Progress) -> dic
         name: _baseline(name, lm, subject, on_rows, on_certified, folder, rng.child("baselines", name), progress)
         for name, lm in subject.baselines.items()
     }
-    return summary
+    return summary if has_log_prob(subject.lm) else without_perplexity(summary)
 
 
 def _below(subject: Subject, folder: Path, progress: Progress) -> dict[str, Float[np.ndarray, " W"]]:
@@ -152,6 +157,9 @@ def _joint(
         folding.add(scores)
     numbers, human = folding.numbers, torch.zeros(len(counts), 1, dtype=torch.long)
     report = residual_report(numbers, counts, chunks)
+    ceiling = math.log(numbers.draws + 1) * len(counts) / report.windows  # nats per text
+    if not has_log_prob(subject.lm):  # log Z itself is not reported
+        report = replace(report, verdict=gain_note(report.nats_per_sequence, ceiling, numbers.draws + 1))
     if subject.split in ("train", "validation"):
         used = "was trained on" if subject.split == "train" else "was chosen by"
         words = f"measured on {subject.split} text, which the energy {used}"
@@ -161,7 +169,7 @@ def _joint(
         for name, chosen in {"human": human, "base": folding["base"], "joint": folding["joint"]}.items()
     }
     shares = shares_of_text(texts, training_text(subject.corpus), progress)
-    found = {
+    found: dict[str, Any] = {
         "joint": report.to_json(),
         "draws_curve": draws_curve(folding["curve"], numbers.log_base, counts, numbers.draws),
         "densities": densities(folding["densities"], counts),
@@ -172,6 +180,9 @@ def _joint(
         "samples": folding.samples,
         "examples": folding.examples,
     } | _written(subject, joint, folder, rng, progress)
+    if not has_log_prob(subject.lm):
+        curve = nats_curve(folding["curve"], numbers.draws, len(counts) / report.windows)
+        found |= {"ceiling_nats": ceiling, "draws_curve": curve}
     log_p = {subject.rung: numbers.log_base.numpy(), ENERGY: numbers.log_p["certified"].numpy()}
     if chunks is not None:
         log_p = {name: chunks.summed(values) for name, values in log_p.items()}

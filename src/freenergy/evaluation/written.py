@@ -30,6 +30,7 @@ from freenergy.evaluation.text_statistics import (
     text_statistics,
     training_text,
 )
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual
 from freenergy.samplers.best_of import BestOf
 from freenergy.samplers.resampling import Resampling
@@ -52,7 +53,16 @@ class Writers:
     @property
     def names(self) -> list[str]:
         """Whose texts there are, human text first."""
-        return ["human", *self.rungs, ENERGY, LOWEST, LIKELIEST]
+        return ["human", *self.rungs, *self._samplers]
+
+    @property
+    def _samplers(self) -> dict[str, Sampler]:
+        """How the residual model writes; nobody knows the likeliest text of a base that only samples."""
+        n = self.candidates
+        found: dict[str, Sampler] = {ENERGY: Resampling(candidates=n), LOWEST: BestOf(candidates=n, by="energy")}
+        if has_log_prob(self.model.base):
+            found[LIKELIEST] = BestOf(candidates=n, by="likelihood")
+        return found
 
     def write(self, x: Continuations, corpus: Corpus, rng: Rng) -> Written:
         """One text of each after the one prefix of ``x``."""
@@ -60,13 +70,7 @@ class Writers:
         for name, lm in self.rungs.items():
             found[name] = lm.sample(x.contexts, 1, corpus.space, rng.child(name)).x.lists()[0][0]
         target: Target[Model] = Target(self.model, x.contexts, corpus.space)
-        n = self.candidates
-        samplers: dict[str, Sampler] = {
-            ENERGY: Resampling(candidates=n),
-            LOWEST: BestOf(candidates=n, by="energy"),
-            LIKELIEST: BestOf(candidates=n, by="likelihood"),
-        }
-        for name, sampler in samplers.items():
+        for name, sampler in self._samplers.items():
             found[name] = write_in_chunks(target, self.chunk, sampler, rng.child(name))
         return found
 

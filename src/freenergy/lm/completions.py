@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 import httpx
 
@@ -79,6 +79,7 @@ class Completions:
     api_key: str | None = field(default=None, repr=False)
     timeout_seconds: float = 60.0
     attempts: int = 5
+    path: Literal["completions", "chat/completions"] = "completions"  # which of the server's dialects
 
     def __post_init__(self) -> None:
         try:
@@ -94,7 +95,7 @@ class Completions:
         url = httpx.URL(self.url)
         path = url.path.rstrip("/")
         if not path.endswith("/completions"):
-            path = f"{path}/completions" if path.endswith("/v1") else f"{path}/v1/completions"
+            path = f"{path}/{self.path}" if path.endswith("/v1") else f"{path}/v1/{self.path}"
         return url.copy_with(path=path)
 
     @property
@@ -113,7 +114,7 @@ class Completions:
     def ask(self, client: httpx.Client, prompts: Sequence[Sequence[int]], **knobs: Any) -> list[Answer]:
         """Send one request; its answers, one a prompt. Knobs that are not given are at rest."""
         named = {"model": self.model} if self.model else {}
-        answers = self._read(self._post(client, {**named, **_PLAIN, **knobs, "prompt": prompts}))
+        answers = self._read(self.post(client, {**named, **_PLAIN, **knobs, "prompt": prompts}))
         if len(answers) != len(prompts):
             raise UserError(
                 f"{len(prompts)} prompts were sent and the server at {self.shown} gave {len(answers)} answers: set "
@@ -137,7 +138,7 @@ class Completions:
             ) from error
         return [replace(answers[0], num_drawn=drawn[0])] if len(answers) == len(drawn) == 1 else answers
 
-    def _post(self, client: httpx.Client, body: Mapping[str, Any]) -> httpx.Response:
+    def post(self, client: httpx.Client, body: Mapping[str, Any]) -> httpx.Response:
         """Ask, and ask again a few times where the server is busy or hangs up."""
         wait = _FIRST_WAIT_SECONDS
         for attempt in range(1, self.attempts + 1):

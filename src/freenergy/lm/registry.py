@@ -18,6 +18,7 @@ LANGUAGE_MODELS = {
     "huggingface": "huggingface:HuggingFaceLM",
     "remote": "remote:RemoteLM",
     "adapted": "adapted:AdaptedLM",
+    "samples": "samples:SamplesLM",
 }
 
 

@@ -22,6 +22,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import energies_in_batches
+from freenergy.lm.sample_only import relative_log_prob
 from freenergy.models.draw_with_energy import Split
 
 
@@ -44,13 +45,16 @@ class Residual:
 
     @torch.no_grad()
     def scored(self, x: Continuations, *, allow_inf: bool = False) -> Scored:
-        """Score given continuations; with ``allow_inf`` an energy may be +inf, and is refused otherwise."""
+        """Score given continuations; with ``allow_inf`` an energy may be +inf, and is refused otherwise.
+
+        A base that only draws has log-probability 0 here: what is known is relative to it (``lm.sample_only``).
+        """
         for tokens in (x.contexts.tokens[x.contexts.mask], x.tokens[x.mask]):
             if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.base.vocab_size:
                 raise UserError(
                     f"a token id is not below {self.base.vocab_size}: encode the text with the tokenizer of this model"
                 )
-        log_base = self.base.log_prob(x).double().cpu()
+        log_base = relative_log_prob(self.base, x)
         energy = energies_in_batches(self.energy, x, allow_inf=allow_inf)
         return Scored(x=x, log_base=log_base, log_proposal=log_base, energy=energy)
 

@@ -132,7 +132,7 @@ class ErrorMessages:
                 kind = table.get("kind")
                 if isinstance(kind, str) and kind in self.kinds and kind != self.classes[str(part)]:
                     return False
-            elif isinstance(table, dict | list) and part not in self.kinds:
+            elif isinstance(table, dict | list) and (part not in self.kinds or part in table):  # base is a kind too
                 table = table[part] if part in table or isinstance(part, int) else None  # type: ignore[index]
         return True
 

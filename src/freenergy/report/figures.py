@@ -23,6 +23,7 @@ from scipy.stats import gaussian_kde
 
 from freenergy.core.files import atomic_write, write_text
 from freenergy.core.format import interval, is_number, number
+from freenergy.evaluation.black_box import has_perplexity
 
 COLOURS = {"human": "#009E73", "base": "#D55E00", "joint": "#0072B2"}
 DASHES = {"human": "-", "base": "-.", "joint": "--"}
@@ -139,6 +140,8 @@ def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
 
 def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawing:
     rows = evaluation.get("draws_curve") or []
+    if not has_perplexity(evaluation):
+        return drawing(missing="A base that only samples has no perplexity; the certified nats are in the table above.")
     if len(rows) < 2:
         return drawing(missing="Not measured: set evaluation.candidates to 5 or more, and run it again.")
     figure, (ax,) = canvas(1, 3.9)
@@ -206,7 +209,8 @@ def _distinct(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Dr
 def _densities(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawing:
     found = evaluation.get("densities") or {}
     if not found:
-        return drawing(missing="Not measured: the evaluation has no log-probabilities of texts; run it again.")
+        because = "run it again" if has_perplexity(evaluation) else "its base only samples"
+        return drawing(missing=f"Not measured: the evaluation has no log-probabilities of texts; {because}.")
     figure, axes = canvas(2, 6.0)
     for ax, model in zip(axes, ("base", "joint"), strict=True):
         for name in NAMES:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
+from freenergy.evaluation.black_box import CLAIM, has_perplexity
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.load import load_recipe, recipes
@@ -54,6 +55,7 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
         verdicts=verdicts(evaluation),
         beaten=beaten(evaluation),
         joint=joint,
+        is_black_box=not has_perplexity(evaluation),
         headline=tables.headline(evaluation),
         ladder=tables.rungs(rungs) if len(rungs) > 1 else None,
         which_paid=verdict(rungs),
@@ -104,6 +106,8 @@ def summary(evaluation: dict[str, Any]) -> str:
             f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
             "residual model to measure."
         )
+    if not has_perplexity(evaluation):
+        return _nats(joint, split)
     percent, ends = joint["gain"]["percent"], joint["gain"]["interval"] or [None, None]
     where = f"On {joint['windows']:,} {split} windows the residual model's certified perplexity"
     if not is_number(percent):
@@ -113,6 +117,15 @@ def summary(evaluation: dict[str, Any]) -> str:
     side = "below" if percent > 0 else "above"
     text = _ends(ends if percent > 0 else [-end if is_number(end) else None for end in reversed(ends)])
     return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {text})."
+
+
+def _nats(joint: dict[str, Any], split: str) -> str:
+    """Return the result over a base that only samples."""
+    sure = joint["gain"]
+    where = f"On {joint['windows']:,} {split} texts of {joint['documents']:,} documents the residual model gains"
+    found = f"{number(sure['nats_per_sequence'])} over its base, which only samples"
+    ends = f"95 % interval {interval(sure['nats_interval'])}, at most {number(sure['ceiling_nats'])}"
+    return f"{where} {found}: {CLAIM}; {ends}."
 
 
 def _ends(ends: list[Any]) -> str:
@@ -181,6 +194,7 @@ def _example(example: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for key, title in _KINDS.items():
         if found := example.get(key):
-            numbers = f"E = {number(found.get('energy'))}, log P_LM = {number(found.get('log_base'))}"
+            known = "" if found.get("log_base") is None else f", log P_LM = {number(found['log_base'])}"
+            numbers = f"E = {number(found.get('energy'))}{known}"
             rows.append({"kind": key, "title": title, "text": found["text"], "numbers": numbers})
     return {"prefix": example["prefix"], "rows": rows}

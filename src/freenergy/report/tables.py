@@ -6,6 +6,7 @@ from math import isclose
 from typing import Any, final
 
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
+from freenergy.evaluation.black_box import CLAIM, has_perplexity
 
 _BOUNDS = {
     "certified": "residual, certified",
@@ -28,6 +29,8 @@ class ReportTable:
 
 def headline(evaluation: dict[str, Any]) -> ReportTable:
     """Return the perplexity of every model, per token and in units that are comparable across tokenizers."""
+    if not has_perplexity(evaluation):
+        return nats(evaluation)
     rows = [_base(evaluation)]
     joint = evaluation.get("joint")
     if joint:
@@ -41,6 +44,22 @@ def headline(evaluation: dict[str, Any]) -> ReportTable:
         columns=("model", "per token", "95 % interval", "per word", "per byte", "gain over the base", "95 % interval",
                  "CPU minutes"),
         rows=rows,
+    )  # fmt: skip
+
+
+def nats(evaluation: dict[str, Any]) -> ReportTable:
+    """Return what is certified over a base that only samples."""
+    joint, cost = evaluation["joint"], evaluation.get("cost") or {}
+    sure, spent = joint["gain"], [cost.get(stage, {}).get("cpu_seconds") for stage in _TRAINING]
+    ends, n = interval(sure["nats_interval"]), joint["draws"] + 1
+    paid = minutes(sum(spent)) if all(map(is_number, spent)) else DASH
+    row = ["residual, certified", number(sure["nats_per_sequence"]), ends, number(sure["ceiling_nats"]), paid]
+    return ReportTable(
+        caption=f"Gain over a base that only samples, on {joint['windows']:,} {evaluation['split']} texts of "
+        f"{joint['documents']:,} documents: {CLAIM}",
+        columns=("model", "nats per text", "95 % interval", f"log {n:,}, the most that can be certified",
+                 "CPU minutes"),
+        rows=[row],
     )  # fmt: skip
 
 
@@ -103,7 +122,8 @@ def rungs(rows: list[dict[str, Any]]) -> ReportTable:
 def ranking(found: dict[str, Any]) -> ReportTable:
     """Return how well each rule tells real text from draws."""
     names = {"likelihood": "the base's likelihood", "energy": "the energy", "model": "likelihood and energy"}
-    rows = [[title, *(_share(found[rule][key]) for key in ("first", "pairs", "auc"))] for rule, title in names.items()]
+    known = {rule: title for rule, title in names.items() if rule in found}  # not all without probabilities
+    rows = [[title, *(_share(found[rule][key]) for key in ("first", "pairs", "auc"))] for rule, title in known.items()]
     chance = found["chance"]
     rows.append(["chance", *(percent(chance[key]) for key in ("first", "pairs", "auc"))])
     return ReportTable(
@@ -119,7 +139,7 @@ def diagnostics(joint: dict[str, Any]) -> ReportTable:
     nats = f"{number(sure['nats_per_sequence'])} ({interval(sure.get('nats_interval'))})"
     rows = [
         ["certified gain, nats a sequence", nats, "what resampling is sure to gain over the base, in expectation"],
-        ["certified for the sampler", joint.get("sampler", DASH), "whose text has the certified perplexity"],
+        ["certified for the sampler", joint.get("sampler", DASH), "whose text the certificate is of"],
         ["maximum that can be certified", gain(sure.get("ceiling_percent")), "log n nats with n candidates, for "
          "every chunk; a gain near to it asks for more draws"],
         ["draws", number(joint["draws"]), "continuations of the base, per window or chunk, that Z is estimated from"],

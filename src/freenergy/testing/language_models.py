@@ -6,10 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.testing.comparing import Lists, assert_close, everything
 from freenergy.testing.enumerating import law
 
@@ -33,6 +35,25 @@ def check_language_model(
             check_sampler_law(lm, contexts[0], space, ANCESTRAL, tolerance)
             check_sampler_law(lm, contexts[0], space, Truncation(top_k=2, temperature=0.7), tolerance)
         check_replay(lm, contexts, length)
+
+
+def check_sample_only(lm: LanguageModel, *, contexts: Lists, length: int = 3) -> None:
+    """Check every law of a base that only draws: draws in the space, log_base = log_proposal = 0, the rest refused."""
+    space, c = SequenceSpace(vocab_size=lm.vocab_size, length=length, eos=lm.eos), Sequences.from_lists(contexts)
+    assert not has_log_prob(lm), "it does not say that it has no probabilities (is_sample_only)"
+    draws = lm.sample(c, 4, space, Rng(11))
+    assert draws.x.shape == (len(contexts), 4), f"asked for 4 draws of {len(contexts)} contexts, got {draws.x.shape}"
+    _check_in_space(draws, space)
+    for name in ("log_base", "log_proposal"):
+        assert (getattr(draws, name) == 0).all(), f"{name} is not 0, the log-density relative to the base itself"
+    for refused in (partial(lm.log_prob, draws.x), partial(lm.next_log_probs, c)):
+        try:
+            refused()
+        except UserError:
+            continue
+        raise AssertionError("it gives a probability, and says that it has none")
+    part = lm.sample(c[1:], 2, space, Rng(11).shift(contexts=1, candidates=2))
+    assert torch.equal(part.x.tokens, draws.x.tokens[1:, 2:]), "a candidate's draw depends on its batch"
 
 
 def check_shapes(lm: LanguageModel, contexts: Lists) -> None:
@@ -95,10 +116,7 @@ def check_draws(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolera
         assert draws.x.shape == (len(contexts), 3), (
             f"asked for 3 draws of {len(contexts)} contexts, got {draws.x.shape}"
         )
-        for x in (x for row in draws.x.lists() for x in row):
-            ends = space.eos is not None and x[-1] == space.eos
-            assert ends or len(x) == space.length, f"the draw {x} is not in {space}"
-            assert space.eos is None or space.eos not in x[:-1], f"the draw {x} continues after EOS"
+        _check_in_space(draws, space)
         assert_close(draws.log_base, lm.log_prob(draws.x), tolerance * space.length, "log_base of draws is log_prob")
         q = _log_proposal(lm, draws, truncation)
         assert_close(draws.log_proposal.cpu(), q, 2 * tolerance * space.length, f"log_proposal under {truncation}")
@@ -127,6 +145,13 @@ def check_replay(lm: LanguageModel, contexts: Lists, length: int) -> None:
     assert torch.equal(first.log_base, again.log_base), "the same seed gave other log-probabilities"
     part = lm.sample(c[1:], 2, space, Rng(5).shift(contexts=1, candidates=2))
     assert torch.equal(part.x.tokens, first.x.tokens[1:, 2:]), "a candidate's draw depends on its batch"
+
+
+def _check_in_space(draws: Draws, space: SequenceSpace) -> None:
+    for x in (x for row in draws.x.lists() for x in row):
+        ends = space.eos is not None and x[-1] == space.eos
+        assert ends or len(x) == space.length, f"the draw {x} is not in {space}"
+        assert space.eos is None or space.eos not in x[:-1], f"the draw {x} continues after EOS"
 
 
 def _spaces(lm: LanguageModel, length: int) -> list[SequenceSpace]:

@@ -28,6 +28,7 @@ from freenergy.corpus.tokenize_pair import join
 from freenergy.energies.load import load_energy
 from freenergy.energies.module import Persistent
 from freenergy.lm.load import load_lm, save_lm
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token
 from freenergy.samplers.requests import drive
@@ -100,7 +101,7 @@ class ResidualModel:
         distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
         x = Continuations.from_lists([joined.context], [list(distinct)])
         scored = self.scored(x, allow_inf=True).take(torch.tensor([distinct[x] for x in xs]))
-        return Ranking.of(prefix, candidates, joined, scored)
+        return Ranking.of(prefix, candidates, joined, scored, has_log_prob=has_log_prob(self.base))
 
     def sample(
         self,
@@ -180,7 +181,8 @@ class ResidualModel:
         tokens = tokenizer.encode(prefix) if context is None else context
         target = Target(self.residual, Sequences.from_lists([tokens]), space)
         found = yield from generate(target, tokenizer, prefix, rng, writing)
-        return replace(found, notes=(*found.notes, *self.unlike_training(len(tokens), space, writing)))
+        notes = (*found.notes, *self.unlike_training(len(tokens), space, writing))
+        return replace(found, notes=notes, has_log_prob=has_log_prob(self.base))
 
     def next(
         self,

@@ -3,7 +3,8 @@
     share_i = P(x_i | c) / Σ_j P(x_j | c) = softmax(log_score)_i,      log_score = log P_LM − E
 
 Z(c) is the same for all continuations of one context, so the residual model's probability of each of n candidates,
-given that it is one of these, is known exactly.
+given that it is one of these, is known exactly. For a base that only samples log P_LM is unknown, and 0 stands for it:
+the order is then by energy, by how much likelier the residual model makes a text than the base does.
 """
 
 from collections.abc import Sequence
@@ -48,9 +49,12 @@ class Ranking:
 
     prefix: str
     candidates: tuple[Ranked, ...]
+    has_log_prob: bool = True  # False: the base only samples, and the order is by energy alone
 
     @classmethod
-    def of(cls, prefix: str, texts: Sequence[str], joined: Joined, scores: Scored) -> "Ranking":
+    def of(
+        cls, prefix: str, texts: Sequence[str], joined: Joined, scores: Scored, *, has_log_prob: bool = True
+    ) -> "Ranking":
         """From the scores [1, N] of the candidates of one context."""
         log_score = scores.log_score[0]
         if log_score.isnan().any():
@@ -79,6 +83,7 @@ class Ranking:
                 )
                 for text, how, row in zip(texts, joined.texts, rows, strict=True)
             ),
+            has_log_prob,
         )
 
     @property
@@ -95,7 +100,8 @@ class Ranking:
     def __str__(self) -> str:
         lines = [f"{'rank':>4} {'share':>7} {'log_score':>10} {'log_base':>10} {'energy':>9} {'tokens':>6}  text"]
         for one in sorted(self.candidates, key=lambda candidate: candidate.rank):
-            numbers = f"{one.rank:4} {one.share:7.2%} {one.log_score:10.3f} {one.log_base:10.3f} {one.energy:9.3f}"
+            base = f"{one.log_base:10.3f}" if self.has_log_prob else f"{'–':>10}"
+            numbers = f"{one.rank:4} {one.share:7.2%} {one.log_score:10.3f} {base} {one.energy:9.3f}"
             mark = " (encoded apart from the prefix)" * one.is_apart
             mark += "" if one.reads_as is None else f" (its tokens read {_short(one.reads_as)})"
             lines.append(f"{numbers} {one.tokens:6}  {_short(one.text)}{mark}")
@@ -103,7 +109,8 @@ class Ranking:
 
     def to_json(self) -> dict[str, Any]:
         """The candidates in the order in which they were given, with their ranks."""
-        rows = [candidate.to_json() for candidate in self.candidates]
+        unknown = {} if self.has_log_prob else {"log_base": None}
+        rows = [candidate.to_json() | unknown for candidate in self.candidates]
         return {"prefix": self.prefix, "best": self.best.text, "candidates": rows}
 
     def to_frame(self) -> "pandas.DataFrame":

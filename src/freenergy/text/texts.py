@@ -63,6 +63,7 @@ class Texts:
     steps: tuple[Sampled, ...]
     tokenizer: Tokenizer
     notes: tuple[str, ...] = ()
+    has_log_prob: bool = True  # False: the base only samples, and what stands for log P_LM means nothing
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -76,9 +77,14 @@ class Texts:
             share = "" if text.share is None else f", {100 * text.share:.1f} % of the weight"
             lines += [
                 f"{self.prefix[-60:]} ▸ {text.text}",
-                f"    log P_LM {text.log_base:.2f}, E {text.energy:.2f}{share}",
+                f"    {self.numbers(text)}{share}",
             ]
         return "\n".join([*lines, *evidence_lines(self.steps), *(f"mind: {note}" for note in self.all_notes())])
+
+    def numbers(self, text: Text) -> str:
+        """Return log P_LM, where it is known, and the energy of a text."""
+        known = f"log P_LM {text.log_base:.2f}, " if self.has_log_prob else ""
+        return f"{known}E {text.energy:.2f}"
 
     def all_notes(self) -> list[str]:
         """Return what speaks against trusting the texts, each thing once."""
@@ -94,7 +100,7 @@ class Texts:
             steps = [{**step, "candidates": row} for step, row in zip(steps, rows, strict=True)]
         return {
             "prefix": self.prefix,
-            "texts": [text.to_json() for text in self.texts],
+            "texts": [text.to_json() | self._unknown for text in self.texts],
             "steps": steps,
             "notes": self.all_notes(),
         }
@@ -103,10 +109,14 @@ class Texts:
         """Return one row per candidate: step, text, log-probabilities, energy, share of the weight, times chosen."""
         return data_frame([{"step": i, **row} for i, step in enumerate(self.steps) for row in self._rows(step)])
 
+    @property
+    def _unknown(self) -> dict[str, None]:
+        return {} if self.has_log_prob else {"log_base": None}
+
     def _rows(self, step: Sampled) -> list[dict[str, Any]]:
         found = step.candidates
         if found is None or step.chosen is None:
-            return _results(step, self.tokenizer)
+            return [row | self._unknown for row in _results(step, self.tokenizer)]
         times = step.chosen.bincount(minlength=found.energy.shape[1]).tolist()
         columns = [found.log_base, found.log_proposal, found.energy, found.log_weight, found.share]
         names = ["log_base", "log_proposal", "energy", "log_weight", "share"]
@@ -116,6 +126,8 @@ class Texts:
         return [
             {"text": self.tokenizer.decode(x), "tokens": len(x), "chosen": chosen}
             | {name: finite(value) for name, value in zip(names, row, strict=True)}
+            | self._unknown
+            | ({} if self.has_log_prob else {"log_proposal": None})
             for x, chosen, *row in zip(found.x.lists()[0], times, *numbers, strict=True)
         ]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Scored
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.samplers.requests import DrawRequest
@@ -70,12 +71,13 @@ def drawn(server: ModelServer, event: Drawn) -> dict[str, Any]:
     found = event.candidates
     columns = (found.log_base, found.energy, found.log_weight)
     rows = zip(found.x.lists()[0], *(column[0].tolist() for column in columns), strict=True)
+    is_known = has_log_prob(server.model.base)
     candidates = [
         {
             "number": event.start + i,
             "text": server.tokenizer.decode(x),
             "tokens": x,
-            "log_base": finite(log_base),
+            "log_base": finite(log_base) if is_known else None,
             "energy": finite(energy),
             "log_weight": finite(log_weight),
         }

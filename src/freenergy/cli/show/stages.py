@@ -10,6 +10,7 @@ from rich.markup import escape
 from freenergy.cli.show.tables import OUT, interval, percent, short, show_table, tail
 from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.core.format import learning_sentence, minutes, significant
+from freenergy.evaluation.black_box import CLAIM, has_perplexity
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes import StageResult
 
@@ -91,13 +92,18 @@ def _show_energy(summary: dict[str, Any]) -> None:
 def show_evaluation(summary: dict[str, Any]) -> None:
     """What was measured of base, residual model and baselines, and what they write."""
     base, joint = summary["base"], summary.get("joint")
+    where = f"{summary['windows']} windows of {summary['documents']} documents, {summary['split']}"
+    if not has_perplexity(summary):
+        _show_nats(summary["joint"], summary["split"])
+        _show_ranking(summary["ranking"])
+        _show_texts(summary)
+        return
     columns = ["perplexity", "per token", "95 % interval", "per word", "per byte"]
     rows = [["base", *_perplexities(base["perplexity"], base["interval"]["token"])]]
     rows += _joint_rows(joint) if joint else []
     for name, found in summary["baselines"].items():
         by_unit = {"token": found["perplexity"], "word": found["per_word"], "byte": found["per_byte"]}
         rows.append([name, *_perplexities(by_unit, found["interval"])])
-    where = f"{summary['windows']} windows of {summary['documents']} documents, {summary['split']}"
     show_table(f"Perplexity ({where})", columns, rows)
     if joint:
         _show_gain(joint)
@@ -107,6 +113,11 @@ def show_evaluation(summary: dict[str, Any]) -> None:
     for name, found in summary["baselines"].items():
         verdict = found["verdict"] and f"; {found['verdict']}"
         OUT.print(f"  {escape(name)}: gain over the base {percent(found['against_base'])}{escape(verdict)}")
+    _show_texts(summary)
+
+
+def _show_texts(summary: dict[str, Any]) -> None:
+    """Statistics of text, and samples."""
     if "text" in summary:
         _show_text(summary["text"])
     for sample in summary["samples"]:
@@ -128,6 +139,16 @@ def _joint_rows(joint: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def _show_nats(joint: dict[str, Any], split: str) -> None:
+    """What is certified over a base that only samples."""
+    gain = joint["gain"]
+    OUT.print(
+        f"  {significant(gain['nats_per_sequence'])} {CLAIM}; 95 % interval {interval(gain['nats_interval'])}, at most "
+        f"{significant(gain['ceiling_nats'])}; {joint['windows']} texts of {joint['documents']} documents, {split}"
+    )
+    _show_draws(joint)
+
+
 def _show_gain(joint: dict[str, Any]) -> None:
     gain = joint["gain"]
     OUT.print(
@@ -135,6 +156,11 @@ def _show_gain(joint: dict[str, Any]) -> None:
         f"({interval(gain['nats_interval'])}), {percent(gain)} of its perplexity; at most "
         f"{significant(gain['ceiling_percent'])} % can be certified; sampler: {joint['sampler']}"
     )
+    _show_draws(joint)
+
+
+def _show_draws(joint: dict[str, Any]) -> None:
+    """How much the draws say."""
     unit = "chunk" if "chunk by chunk" in joint["sampler"] else "window"
     tail = "" if joint["k_hat"] is None else f", tail k̂ {joint['k_hat']:.2f}"
     OUT.print(
@@ -162,7 +188,7 @@ def _show_ladder(rungs: list[dict[str, Any]]) -> None:
 
 def _show_ranking(ranking: dict[str, Any]) -> None:
     rows = []
-    for rule in ("likelihood", "energy", "model"):
+    for rule in [rule for rule in ("likelihood", "energy", "model") if rule in ranking]:
         cells = [f"{significant(100 * ranking[rule][key][0])} %" for key in ("first", "pairs", "auc")]
         rows.append([rule, *cells])
     columns = ["ranked by", "real text first", "real text beats a draw", "AUC as a detector"]

@@ -58,10 +58,7 @@ def show_texts(written: Texts, console: Console, *, is_shown: bool = False) -> N
             console.print(words, soft_wrap=not console.is_terminal)
         share = "" if text.share is None else f", {100 * text.share:.1f} % of the weight"
         drawn = "" if text.drawn == len(text.tokens) else f" (the numbers are of all {text.drawn} that were drawn)"
-        energy = (
-            f"[dim]  {len(text.tokens)} tokens{drawn}, log P_LM {text.log_base:.2f}, E {text.energy:.2f}{share}[/dim]"
-        )
-        console.print(energy)
+        console.print(f"[dim]  {len(text.tokens)} tokens{drawn}, {written.numbers(text)}{share}[/dim]")
     for line in evidence_lines(written.steps):
         console.print(f"[dim]{escape(line)}[/dim]")
     for note in written.all_notes():

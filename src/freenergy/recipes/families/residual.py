@@ -20,7 +20,9 @@ from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, Pretrai
 from freenergy.energies.registry import AnyEnergy
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.settings import NgramBase, RemoteBase
+from freenergy.lm.sources.settings import SamplesBase
 from freenergy.noise.settings import NegativeSettings
+from freenergy.recipes.families.black_box import check_black_box
 from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
@@ -60,9 +62,9 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
     tokenizer: Annotated[BytePairTokenizer | WordTokenizer | PretrainedTokenizer, Field(discriminator="kind")] = field(
         default_factory=BytePairTokenizer
     )
-    base: Annotated[TrainedBase | NgramBase | PretrainedBase | RemoteBase, Field(discriminator="kind")] = field(
-        default_factory=TrainedBase
-    )
+    base: Annotated[
+        TrainedBase | NgramBase | PretrainedBase | RemoteBase | SamplesBase, Field(discriminator="kind")
+    ] = field(default_factory=TrainedBase)
     negatives: NegativeSettings = field(default_factory=NegativeSettings)
     energy: Annotated[AnyEnergy, Field(discriminator="kind")] | None = None  # none: the base alone is measured
     training: EnergyTraining = field(default_factory=EnergyTraining)
@@ -75,6 +77,9 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
         check_baselines(self.baselines)
         check_split(self.corpus, self.evaluation.split)
         self._check_chunk()
+        if isinstance(self.base, SamplesBase):
+            positions = self.evaluation.position_windows
+            check_black_box(self.corpus, self.negatives, self.energy, len(self.baselines), positions)
 
     def _check_chunk(self) -> None:
         """Refuse chunks that windows cannot be cut into, and what has no meaning with chunks."""
@@ -129,6 +134,8 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
     @property
     def main_column(self) -> str:
         """The number of a table that figures show."""
+        if isinstance(self.base, SamplesBase):
+            return "certified nats per text"
         return "perplexity of the base" if self.energy is None else "certified perplexity"
 
     def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:

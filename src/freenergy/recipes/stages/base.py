@@ -1,4 +1,4 @@
-"""Stage ``base``: the language model, trained, counted, found or reached."""
+"""Stage ``base``: the language model, trained, counted, found, reached or listened to."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,14 +12,16 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.corpus import Corpus
-from freenergy.lm.load import RECORD, load_lm, locate_model
+from freenergy.lm.load import RECORD, load_lm, locate_model, save_lm
 from freenergy.lm.settings import NgramBase, RemoteBase
+from freenergy.lm.sources.load import load_source, source_files
+from freenergy.lm.sources.settings import SamplesBase
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.runs.run import Plan, Stage
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.settings import PretrainedBase, TrainedBase
 
-AnyBase = TrainedBase | NgramBase | PretrainedBase | RemoteBase
+AnyBase = TrainedBase | NgramBase | PretrainedBase | RemoteBase | SamplesBase
 
 
 def _plan(run: ResidualRun, progress: Progress) -> Plan:
@@ -53,6 +55,8 @@ def base_inputs(settings: AnyBase, progress: Progress) -> tuple[Path | None, dic
             from freenergy.lm.presets import preset
 
             return None, {"preset": asdict(preset(name))}
+        case SamplesBase(source=source):
+            return None, {"files": source_files(source)}
     return None, {}
 
 
@@ -81,6 +85,8 @@ def _work(
             summary = _find(checkpoint, made_of["checkpoint"], corpus, folder)
         case RemoteBase() as remote:
             summary = _reach(remote, corpus, folder)
+        case SamplesBase() as box:
+            summary = _listen(box, corpus, folder)
     return {"kind": run.recipe.base.kind, "tokenizer": corpus.tokenizer.fingerprint, **summary}
 
 
@@ -164,6 +170,18 @@ def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
     draw = lm.sample(Sequences.from_lists([[corpus.tokenizer.eos]]), 1, space, Rng(0))
     lm.log_prob(draw.x)
     return {"url": remote.url, "model": remote.model, "fingerprint": record["fingerprint"]}
+
+
+def _listen(settings: SamplesBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
+    """Draw one text, so that a source that fails is found out here and not hours later."""
+    from freenergy.lm.samples import SamplesLM
+
+    source = load_source(settings.source)
+    lm = SamplesLM(source=source, tokenizer=corpus.tokenizer, lead=settings.lead, settings=settings.source)
+    save_lm(lm, folder)
+    draw = lm.part("train").sample(corpus.windows("train").continuations([0]).contexts, 1, corpus.space, Rng(0))
+    text = corpus.tokenizer.decode(draw.x.lists()[0][0])
+    return {"source": settings.source.kind, "text": text, "fingerprint": read_json(folder / RECORD)["fingerprint"]}
 
 
 STAGE = Stage("base", _plan, after=("corpus",))

@@ -13,6 +13,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.truncation import ANCESTRAL
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus
+from freenergy.lm.sample_only import part_of
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.chunks import open_corpus
@@ -59,8 +60,8 @@ def draw_candidates(opened: Opened, folder: Path, num: int, identity: Identity, 
 def _shards(opened: Opened, place: str, num: int, identity: Identity) -> NegativeShards:
     run, corpus, lm = opened
     windows, rng = measured_windows(run, corpus, identity), Rng(identity.seed).child("candidates")
-    chosen, source = rng.child("windows").permutation(windows.num_whole)[:num], from_base(lm, corpus, ANCESTRAL)
-    batch = max(1, ROWS // identity.per_prefix) if windows.chunks else 1
+    chosen, lm = rng.child("windows").permutation(windows.num_whole)[:num], part_of(lm, identity.split)
+    source, batch = from_base(lm, corpus, ANCESTRAL), max(1, ROWS // identity.per_prefix) if windows.chunks else 1
     rows, shard = windows.rows_of(chosen), max(_SHARD, batch)
     return NegativeShards(run.folder / place, rows, windows, source, identity, rng, shard=shard, batch=batch)
 

@@ -43,6 +43,7 @@ from freenergy.evaluation.scores import scored_chunks, window_log_probs
 from freenergy.lm.checkpoints import save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.settings import NgramBase, RemoteBase
+from freenergy.lm.sources.settings import SamplesBase
 from freenergy.models.residual import Residual
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.store import NegativeShards, NegativeStore
@@ -89,7 +90,7 @@ def _check_run(run: ResidualRun) -> None:
             f"the run in {run.folder} has no energy, so there is no residual model to distil: add an [energy] section "
             "to its recipe and run it again"
         )
-    if isinstance(run.recipe.base, NgramBase | RemoteBase):
+    if isinstance(run.recipe.base, NgramBase | RemoteBase | SamplesBase):
         raise UserError(
             f"distilling tunes a copy of the base's network, and a base of kind {run.recipe.base.kind!r} has none: "
             "take a run whose base is trained or pretrained"

@@ -16,6 +16,7 @@ from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus, Windows
 from freenergy.lm.load import RECORD
+from freenergy.lm.sample_only import part_of
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
@@ -80,7 +81,7 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
         run.stage("negatives") / split,
         chosen_windows(run, opened.corpus, split),
         corpus.windows(split),
-        make_noise(settings, lm, corpus) if split == "train" else from_base(lm, corpus, ANCESTRAL),
+        make_noise(settings, lm, corpus) if split == "train" else from_base(part_of(lm, split), corpus, ANCESTRAL),
         identity,
         Rng(run.recipe.seed).child("negatives", split),
         shard=settings.shard,
@@ -142,7 +143,8 @@ def _not_counted(order: torch.Tensor, windows: Windows, counted: int) -> torch.T
 
 
 def make_noise(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> Noise:
-    """Returns the noise that the settings describe."""
+    """Returns the noise that the settings describe, for windows of the training split."""
+    lm = part_of(lm, "train")
     parts = [_part(source, lm, corpus) for source in settings.sources]
     return parts[0] if len(parts) == 1 else Mixture(list(zip(parts, settings.counts, strict=True)))
 

@@ -15,9 +15,11 @@ import torch
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, read_tensors
 from freenergy.core.rng import Rng
+from freenergy.evaluation.black_box import has_perplexity
 from freenergy.evaluation.bootstrap import paired_bootstrap
 from freenergy.evaluation.certified import ChunkRows
 from freenergy.evaluation.perplexity import Measurement
+from freenergy.lm.sources.settings import SamplesBase
 from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
@@ -25,12 +27,15 @@ from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.evaluation import SUMMARY
 
 BASE_COLUMN, CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
+NATS_COLUMN = "certified nats per text"  # of a base that only samples
 
 
 def row_numbers(run: ResidualRun) -> list[tuple[str, float | None]]:
     """Returns the columns of the table."""
     run.finished("evaluation")
     summary = read_json(run.stage("evaluation") / SUMMARY)
+    if not has_perplexity(summary):
+        return [(NATS_COLUMN, summary["joint"]["gain"]["nats_per_sequence"])]
     found = [(BASE_COLUMN, summary["base"]["perplexity"]["token"])]
     if joint := summary.get("joint"):
         found += [(CERTIFIED_COLUMN, joint["perplexity"]["certified"]), ("certified gain %", joint["gain"]["percent"])]
@@ -46,8 +51,8 @@ def row_history(run: ResidualRun) -> dict[str, Any]:
 
 
 def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng: Rng) -> dict[str, Measurement]:
-    """Returns by how much our perplexity is lower, where both sides have an energy."""
-    if any(run.recipe.energy is None for run in (*ours, *others)):
+    """Returns by how much our perplexity is lower, where both sides have an energy and a base with probabilities."""
+    if any(run.recipe.energy is None or isinstance(run.recipe.base, SamplesBase) for run in (*ours, *others)):
         return {}
     a, b = ([_scored(run) for run in side] for side in (ours, others))
     for one in (*a, *b):

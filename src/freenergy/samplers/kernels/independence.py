@@ -18,6 +18,7 @@ from freenergy.core.roles import Draws, Model, Target
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.lm.sample_only import relative_log_prob
 from freenergy.lm.stepping import log_proposal
 from freenergy.models.residual import residual_of
 from freenergy.samplers.accept import accept, acceptance
@@ -57,7 +58,7 @@ class Independence:
     def init(self, target: Target[Model], x: Continuations) -> IndependenceState:
         """Start chains at given positions [1, chains]."""
         model = residual_of(target)
-        log_base = model.base.log_prob(x).double().cpu()
+        log_base = relative_log_prob(model.base, x)
         log_q = log_base if self.truncation.is_identity else log_proposal(model.base, x, self.truncation)
         draws = Draws(x, log_base, log_q)
         return IndependenceState(model.weigh(draws, truncation=self.truncation, law=self.law))

@@ -30,6 +30,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, exclusive_file_lock, file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.text.model import ResidualModel
 from freenergy.text.nbest.combining import Combination, Development
 from freenergy.text.nbest.combining import tune as find_weights
@@ -121,6 +122,8 @@ def rank_file(
         results = _written(_ranked(scored, combination, tuned is not None, tally, notes), aim)
     for sentence in notes.sentences(ends):
         progress.say(sentence)
+    if not has_log_prob(model.base):
+        progress.say("the base only samples: candidates are ranked by energy alone, and log_base is 0 for all of them")
     return {
         "file": str(path),
         "out": None if aim is None else str(aim),

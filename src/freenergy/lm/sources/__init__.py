@@ -1,0 +1,1 @@
+"""Where the texts of a base that only samples come from."""
