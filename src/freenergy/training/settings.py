@@ -95,7 +95,9 @@ class TuneSettings:
     rank: int = 8  # r of LoRA
     alpha: int = 16  # its additions are scaled by alpha / rank
     targets: tuple[str, ...] = ()  # names of the layers that LoRA adapts; none given: all linear ones but the head
-    documents: float | None = None  # share of the training documents that it reads, the first ones; none given: all
+    # share of the training documents that it reads, the first ones; none given: all, or what a local mix counts.
+    # Energies learn from the others where there are any
+    documents: float | None = None
     block: int = 128  # tokens of a training row
     dropout: float = 0.0
     validation_tokens: int = 10_000  # of the validation text, read for early stopping

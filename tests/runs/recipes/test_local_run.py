@@ -54,7 +54,7 @@ def test_energies_learn_from_documents_that_were_not_counted(done):
     this, corpus = load_run(folder), Corpus.open(folder / "corpus")
     counted = results[2].summary["documents"]
     assert counted == round(0.6 * corpus.report.splits["train"].documents)
-    assert results[3].summary["counted_documents"] == counted
+    assert results[3].summary["documents_left_out"] == counted
     store = NegativeStore.open(folder / "negatives/train", stored_identity(this, corpus, "train"))
     documents = corpus.windows("train").documents
     assert (documents[store.rows.numpy()] >= counted).all()

@@ -14,6 +14,7 @@ from freenergy.lm.checkpoints import load_checkpoint
 from freenergy.lm.presets import build
 from freenergy.recipes.load import load_run, make_recipe
 from freenergy.recipes.stages.language_models import load_base, lower_rungs
+from freenergy.recipes.stages.negatives import chosen_windows
 from freenergy.testing.runs import tiny_run
 from freenergy.training.lora import LoraNetwork
 from freenergy.training.settings import TuneSettings
@@ -163,12 +164,34 @@ def test_early_stopping_keeps_the_base_where_no_step_is_better(done, tmp_path):
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_tuning_reads_the_first_documents(done, tmp_path):
-    _, folder, path, _ = done
-    changes = [*CHANGES, "base.tune.documents=0.5", "base.tune.optimisation.steps=4"]
-    list(run(load_recipe(str(path), changes), tmp_path / "run", stage="tuned", reuse=[folder]))
-    name = "model/model.safetensors"
-    assert (tmp_path / "run/tuned" / name).read_bytes() != (folder / "tuned" / name).read_bytes()
+@pytest.mark.parametrize(
+    ("changes", "tuned", "left_out"),
+    [
+        ([], 1.0, None),
+        (["base.tune.documents=0.5"], 0.5, 0.5),
+        (["base.local={order=2, documents=0.6, num_windows=10}"], 0.6, 0.6),
+        (["base.local={order=2, documents=0.6, num_windows=10}", "base.tune.documents=0.7"], 0.7, 0.7),
+        (["base.local={order=2, documents=0.6, num_windows=10}", "base.tune.documents=1.0"], 1.0, 0.6),
+    ],
+)
+def test_energies_learn_from_documents_that_no_rung_has_read(done, tmp_path, changes, tuned, left_out):
+    """Counts, tuning and energy are cross-fitted; tuning on all documents is what any trained base does."""
+    method, folder, path, _ = done
+    if method == "lora":
+        pytest.skip("the split does not depend on the method")
+    more = [*CHANGES, *changes, "base.tune.optimisation.steps=4"]
+    out = tmp_path / "run"
+    stages = run(load_recipe(str(path), more), out, stage="negatives", reuse=[folder])
+    results = {each.name: each.summary for each in stages}
+    this, corpus = load_run(out), Corpus.open(out / "corpus")
+    available = corpus.report.splits["train"].documents
+    assert results["tuned"]["documents"] == round(tuned * available)
+    if left_out is None:
+        assert "documents_left_out" not in results["negatives"]
+        return
+    assert results["negatives"]["documents_left_out"] == round(left_out * available)
+    documents = corpus.windows("train").documents
+    assert (documents[chosen_windows(this, corpus, "train").numpy()] >= round(left_out * available)).all()
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,35 @@ from pathlib import Path
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus
 from freenergy.lm.load import load_lm
-from freenergy.recipes.families.residual import ResidualRun
+from freenergy.recipes.families.residual import ResidualRecipe, ResidualRun
+from freenergy.training.settings import adaptation, tuning
 
 RUNGS = ("base", "tuned", "local")
 NETWORKS = ("base", "tuned")  # a network is corrected by other weights of its own, a mix is not
+
+
+def first_documents(share: float, available: int) -> int:
+    """Returns how many documents a share of them are: the first ones, at least one."""
+    return max(1, round(share * available))
+
+
+def tuned_share(recipe: ResidualRecipe) -> float:
+    """Returns the share of the training documents that tuning reads: with a local mix those that the mix counts."""
+    tune, local = tuning(recipe.base), adaptation(recipe.base)
+    if tune is not None and tune.documents is not None:
+        return tune.documents
+    return local.documents if local is not None else 1.0
+
+
+def known_documents(recipe: ResidualRecipe, available: int) -> int:
+    """Returns how many of the training documents, the first, energies do not learn from: a rung knows them by heart.
+
+    A rung that reads all documents leaves none, and then, as on top of a base that was trained on them, none is left
+    out.
+    """
+    shares = [tuned_share(recipe)] if tuning(recipe.base) else []
+    shares += [local.documents] if (local := adaptation(recipe.base)) else []
+    return max((first_documents(share, available) for share in shares if share < 1), default=0)
 
 
 def rung_names(run: ResidualRun) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from freenergy.corpus import Corpus
 from freenergy.lm.load import RECORD, load_lm
 from freenergy.lm.settings import LocalSettings
 from freenergy.recipes.families.residual import ResidualRun
-from freenergy.recipes.stages.language_models import NETWORKS, rung_names
+from freenergy.recipes.stages.language_models import NETWORKS, first_documents, rung_names
 from freenergy.runs.run import Plan, Stage
 from freenergy.training.settings import adaptation
 
@@ -45,7 +45,7 @@ def _work(run: ResidualRun, settings: LocalSettings, folder: Path, progress: Pro
     corpus, under = Corpus.open(run.stage("corpus")), rung_names(run)[-2]
     base = load_lm(run.stage(under), corpus.tokenizer)
     documents = corpus.documents("train")
-    num = counted_documents(settings, len(documents) - 1)
+    num = first_documents(settings.documents, len(documents) - 1)
     counts = LocalCounts.of(
         corpus.stream("train")[: documents[num]],
         vocab_size=base.vocab_size,
@@ -68,11 +68,6 @@ def _work(run: ResidualRun, settings: LocalSettings, folder: Path, progress: Pro
         "fingerprint": name,
         **fit.summary(),
     }
-
-
-def counted_documents(settings: LocalSettings, available: int) -> int:
-    """Returns how many of the training documents are counted: the first ones."""
-    return max(1, round(settings.documents * available))
 
 
 STAGE = Stage("local", _plan, after=NETWORKS)

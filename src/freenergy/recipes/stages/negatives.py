@@ -23,11 +23,9 @@ from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNe
 from freenergy.noise.store import Identity, NegativeShards
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.chunks import corpus_of_split, open_corpus
-from freenergy.recipes.stages.language_models import RUNGS, base_folder, load_base
-from freenergy.recipes.stages.local import counted_documents
+from freenergy.recipes.stages.language_models import RUNGS, base_folder, known_documents, load_base
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
-from freenergy.training.settings import adaptation
 
 BASE_ALONE = (BaseNegatives(),)  # held-out negatives are the base's own, or the gain would not be over the base
 ROWS = 256  # continuations drawn at once
@@ -56,8 +54,8 @@ def _work(run: ResidualRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.negatives, open_corpus(run)
     lm = load_base(run, corpus)
     summary: dict[str, Any] = {"relative_to_another_law": settings.is_relative}
-    if local := adaptation(run.recipe.base):  # whose documents training windows are not chosen from
-        summary["counted_documents"] = counted_documents(local, corpus.report.splits["train"].documents)
+    if known := known_documents(run.recipe, corpus.report.splits["train"].documents):
+        summary["documents_left_out"] = known  # no training window is chosen from them
     if settings.is_relative:
         progress.say(
             "the law of the negatives is unknown (infilled) or zero on some text (truncated): the energy's optimum is "
@@ -126,18 +124,18 @@ def chosen_windows(run: ResidualRun, corpus: Corpus, split: str) -> torch.Tensor
     settings, windows = run.recipe.negatives, corpus_of_split(run, corpus, split).windows(split)
     wanted = settings.windows if split == "train" else settings.validation_windows
     order = Rng(run.recipe.seed).child("negatives", split, "windows").permutation(len(windows))
-    if split == "train" and (local := adaptation(run.recipe.base)):
-        order = _not_counted(order, windows, counted_documents(local, corpus.report.splits[split].documents))
+    if split == "train" and (known := known_documents(run.recipe, corpus.report.splits[split].documents)):
+        order = _unknown(order, windows, known)
     return order[: wanted or len(order)]
 
 
-def _not_counted(order: torch.Tensor, windows: Windows, counted: int) -> torch.Tensor:
-    """Keep the windows of documents that the base's local mix has not counted: it knows the others by heart."""
-    kept = order[torch.from_numpy(windows.documents[order.numpy()] >= counted)]
+def _unknown(order: torch.Tensor, windows: Windows, known: int) -> torch.Tensor:
+    """Keep the windows of documents that no rung of the base has read: it knows the others by heart."""
+    kept = order[torch.from_numpy(windows.documents[order.numpy()] >= known)]
     if not len(kept):
         raise UserError(
-            f"the local mix has counted the first {counted} training documents, and no window of the others is left "
-            "for the energy to learn from: set base.local.documents lower"
+            f"the base was tuned or adapted on the first {known} training documents, and no window of the others is "
+            "left for the energy to learn from: set base.local.documents lower, and base.tune.documents where it is set"
         )
     return kept
 
