@@ -16,11 +16,13 @@ and U_e the sum of u over the particles whose ancestor at the start is e,
     Var(Ẑ) / Z²  ≈  1 − (N / (N − 1))^{k+1} · (1 − Σ_e U_e²)
 
 E[Ẑ² · that] = Var(Ẑ) for multinomial resampling at fixed places; with k = 0 it is the error of independent draws.
+
+One particle of each context may be given (``samplers.conditional``): it is written and kept, whatever its weight.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,8 +37,8 @@ from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.stepping import Walk, begin
 from freenergy.models.residual import residual_of
 from freenergy.partition.drawing import from_strata
+from freenergy.samplers.kept import Ancestry, KeptParticles
 
-Ancestry = Literal["strata", "multinomial"]
 _ROUNDING = 1e-6  # equal weights have an effective size of N, nearly
 
 
@@ -53,6 +55,7 @@ class Island:
     ess: Float[Tensor, "batch looks"]  # effective particles at each look, before they are resampled
     is_resampled: Bool[Tensor, "batch looks"]
     base_tokens: int  # drawn, including those of particles without descendants
+    kept: Int[Tensor, " batch"] | None = None  # the slot of the particle that was given; −1 where its weight was zero
 
     @property
     def log_partition(self) -> Float[Tensor, " batch"]:
@@ -100,14 +103,18 @@ def run_island(
     law: Law = "model",
     batch_size: int = 128,
     advance: Advance | None = None,
+    given: Continuations | None = None,
 ) -> Island:
     """Write ``num`` particles of each context to their end, weighed every ``check_every`` tokens.
 
     A context resamples when fewer than a ``share`` of its particles are effective (0: never): one ancestor from each
-    stratum of the weights, or all independently.
+    stratum of the weights, or all independently. ``given`` [B, 1] are continuations that are one of the particles
+    each, and stay it.
     """
     model, contexts, space = residual_of(target), target.contexts.trimmed(), target.space
-    walk = Walk(begin(model.base, contexts, num, space.length), contexts, num, space, rng, truncation)
+    kept = None if given is None else KeptParticles(given, num, rng)
+    source = rng if kept is None else kept.writing(rng)
+    walk = Walk(begin(model.base, contexts, num, space.length), contexts, num, space, source, truncation)
     flock, ess, is_resampled, base_tokens = _Flock(len(contexts), num), [], [], 0
     for length in looks(space.length, check_every):
         before = int(walk.x.lengths.sum())
@@ -122,6 +129,8 @@ def run_island(
         is_resampled.append(is_due)
         if is_due.any():
             rows = _ancestors(flock.log_weight, is_due, resampling, rng, length)
+            if kept is not None:
+                rows = kept.placed(rows, flock.log_weight, is_due, resampling, rng, length)
             walk.select(rows)
             flock.select(rows, is_due)
         base_tokens += drawn
@@ -136,6 +145,7 @@ def run_island(
         ess=torch.stack(ess, dim=1),
         is_resampled=torch.stack(is_resampled, dim=1),
         base_tokens=base_tokens,
+        kept=None if kept is None else torch.where(kept.is_lost, -1, kept.slots),
     )
 
 

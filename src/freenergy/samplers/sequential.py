@@ -29,7 +29,8 @@ from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law, effective_sample_size
 from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import ANCESTRAL, Truncation
-from freenergy.samplers.particles import Ancestry, Island, looks, run_island
+from freenergy.samplers.kept import Ancestry
+from freenergy.samplers.particles import Island, looks, run_island
 from freenergy.samplers.sampled import SILENT, Sampled, check_call
 
 _FEW = 10.0
@@ -104,14 +105,21 @@ class Sequential:
         found = self.draw(target, rng.child("draw"), progress)
         return self.choose(found, num, rng.child("choose"))
 
-    def draw(self, target: Target[Model], rng: Rng, progress: Progress = SILENT) -> Particles:
-        """Return weighted particles with log Ẑ and their ancestry."""
-        islands, first, length = list[Island](), 0, target.space.length
+    def draw(
+        self, target: Target[Model], rng: Rng, progress: Progress = SILENT, *, given: Continuations | None = None
+    ) -> Particles:
+        """Return weighted particles with log Ẑ and their ancestry; ``given`` [1, 1] is one of them where it is given.
+
+        It is in each island with the probability of the island's share of all particles.
+        """
+        islands, first, length, sizes = list[Island](), 0, target.space.length, _even(self.particles, self.batch_size)
+        place = None if given is None else int(rng.child("island").categorical(torch.tensor([sizes]).double().log()))
         with progress.track("particles", self.particles * length, "tokens") as advance:
-            for num in _even(self.particles, self.batch_size):
+            for i, num in enumerate(sizes):
                 island = run_island(
                     target, num, rng.shift(candidates=first), check_every=self.check_every, share=self.share,
                     resampling=self.resampling, truncation=self.truncation, law=self.law, advance=advance,
+                    given=given if i == place else None,
                 )  # fmt: skip
                 islands.append(island)
                 first += num
