@@ -67,7 +67,7 @@ def main() -> None:
 
 def recipe_of(size: dict[str, Any]) -> ResidualRecipe:
     """All stages with networks: a base from scratch, a product of three energies, all of an evaluation."""
-    table = load_recipe("demo").to_json()
+    table = load_recipe("demo-tiny").to_json()
     table["corpus"] |= {"prefix": size["prefix"], "continuation": size["continuation"]} | size.get("corpus", {})
     table["tokenizer"]["vocab_size"] = size["vocab"]
     table["base"] |= {

@@ -54,7 +54,7 @@ def small_demo(tmp_path_factory):
         "evaluation.candidates=4",
         "evaluation.certified_windows=3",
     ]
-    list(run(load_recipe("demo", changes), folder / "runs" / "demo"))
+    list(run(load_recipe("demo-tiny", changes), folder / "runs" / "demo"))
     return folder
 
 

@@ -10,6 +10,7 @@ from freenergy.cli.root import AsJson, RunFolder, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
+    from freenergy.runs.run import Recipe
 
 WorkersName = Annotated[
     str,
@@ -32,13 +33,27 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
+    from freenergy.corpus.resources import ResourceUnavailable
+    from freenergy.recipes.load import load_recipe
+
+    loaded = load_recipe(recipe, changes or [])
+    try:
+        _run(loaded, out, stage, workers, as_json)
+    except ResourceUnavailable as error:
+        fallback = getattr(loaded, "fallback", "")  # a recipe that a Python function made may have none
+        if not fallback:
+            raise
+        typer.echo(f"{error}; {fallback} is run instead", err=True)
+        _run(load_recipe(fallback, changes or []), out, stage, workers, as_json)
+
+
+def _run(loaded: "Recipe", out: Path | None, stage: str | None, workers: str, as_json: bool) -> None:
+    """Do the stages of one recipe and show what came of them."""
     from freenergy.cli.show import Bars, show_stage
     from freenergy.core.workers.from_name import worker_pool
     from freenergy.recipes import run as run_recipe
-    from freenergy.recipes.load import load_recipe
     from freenergy.training.distributed.ranks import Ranks
 
-    loaded = load_recipe(recipe, changes or [])
     folder = out or Path("runs") / loaded.name
     if not Ranks.found().is_first:  # it takes part, and the first one speaks
         for _ in run_recipe(loaded, folder, stage=stage):

@@ -71,10 +71,10 @@ def test_stored_draws_grow_with_their_number_and_with_the_vocabulary():
 
 
 def test_every_stage_of_a_recipe_has_its_cost():
-    found = cost_of(load_recipe("demo"))
+    found = cost_of(load_recipe("demo-tiny"))
     assert list(found) == ["base", "negatives", "energy", "candidates", "evaluation"]
     assert all(cost.flops > 0 and cost.bytes > 0 for cost in found.values())
-    more = cost_of(load_recipe("demo", ["evaluation.candidates=2551"]))
+    more = cost_of(load_recipe("demo-tiny", ["evaluation.candidates=2551"]))
     assert more["candidates"].flops / found["candidates"].flops == pytest.approx(10, rel=0.01)
     counted = cost_of(load_recipe("penn-treebank-5gram"), Known(vocab_size=10_000))
     assert counted["base"] == Cost()
@@ -82,11 +82,11 @@ def test_every_stage_of_a_recipe_has_its_cost():
 
 def test_what_a_recipe_does_not_say_is_asked_for():
     with pytest.raises(UserError, match=r"--windows"):
-        cost_of(load_recipe("demo", ["negatives.windows=0"]))
-    everything = cost_of(load_recipe("demo", ["negatives.windows=0"]), Known(train_windows=800))
-    assert everything == cost_of(load_recipe("demo"))
+        cost_of(load_recipe("demo-tiny", ["negatives.windows=0"]))
+    everything = cost_of(load_recipe("demo-tiny", ["negatives.windows=0"]), Known(train_windows=800))
+    assert everything == cost_of(load_recipe("demo-tiny"))
     with pytest.raises(UserError, match=r"--vocab-size"):
-        cost_of(load_recipe("demo", ['tokenizer={kind="words"}']))
+        cost_of(load_recipe("demo-tiny", ['tokenizer={kind="words"}']))
 
 
 def test_hours_are_those_of_the_slower_of_work_and_sending():
@@ -99,15 +99,15 @@ def test_hours_are_those_of_the_slower_of_work_and_sending():
 
 
 def test_the_command_line_tells_it(call):
-    status, out, _ = call("cost", "demo", "--devices", 2, "--json")
+    status, out, _ = call("cost", "demo-tiny", "--devices", 2, "--json")
     assert status == 0
     found = json.loads(out)
-    assert found["stages"]["negatives"]["flops"] == cost_of(load_recipe("demo"))["negatives"].flops
-    status, out, _ = call("cost", "demo")
+    assert found["stages"]["negatives"]["flops"] == cost_of(load_recipe("demo-tiny"))["negatives"].flops
+    status, out, _ = call("cost", "demo-tiny")
     assert status == 0
     assert "candidates" in out
     assert "assumption" in out
-    status, _, err = call("cost", "demo", "--devices", 0)
+    status, _, err = call("cost", "demo-tiny", "--devices", 0)
     assert status == 2
     assert "Traceback" not in err
 

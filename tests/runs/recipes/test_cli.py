@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from freenergy.core.rng import Rng
+from freenergy.corpus.resources import ResourceUnavailable
 from freenergy.lm.presets import build, preset
 from freenergy.recipes.load import recipes
 from freenergy.testing.runs import tiny_run
@@ -253,3 +254,26 @@ def test_no_room_on_disk(recipe, tmp_path, limit, begin):
     refused((status, "", err), "no space left to write")
     assert not list((tmp_path / "out").rglob("*.part"))
     begin(*command).succeed()
+
+
+def test_where_weights_cannot_be_fetched_the_fallback_is_run(call, monkeypatch, tmp_path):
+    def unavailable(name, *_):
+        raise ResourceUnavailable(f"{name} cannot be had: no route answers")
+
+    ran = []
+
+    def run_recipe(recipe, folder, **_):
+        ran.append((recipe.name, folder.name))
+        if recipe.name == "demo":
+            unavailable("smollm2-135m")
+        return iter(())
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("freenergy.recipes.run", run_recipe)
+    status, _, err = call("run", "demo", "--workers", "local:1")
+    assert (status, ran) == (0, [("demo", "demo"), ("demo-tiny", "demo-tiny")])
+    assert "no route answers; demo-tiny is run instead" in err
+    ran.clear()
+    status, _, err = call("run", "demo", "--set", 'fallback=""', "--workers", "local:1")
+    assert (status, [name for name, _ in ran]) == (2, ["demo"])
+    assert "no route answers" in err

@@ -145,12 +145,12 @@ def test_where_no_route_answers_the_demo_reads_docstrings(tmp_path, monkeypatch)
             said.append(message)
 
     monkeypatch.setattr("freenergy.recipes.stages.corpus.fetch", unavailable)
-    (corpus,) = run(load_recipe("demo"), tmp_path, stage="corpus", progress=Listener())
+    (corpus,) = run(load_recipe("demo-tiny"), tmp_path, stage="corpus", progress=Listener())
     assert corpus.summary["text"] == "docstrings of the installed packages"
     assert corpus.summary["splits"]["train"]["tokens"] > 500_000
     assert "no route answers; reading the docstrings" in said[0]
     with pytest.raises(ResourceUnavailable):
-        list(run(load_recipe("demo", ['corpus.fallback=""']), tmp_path / "other", stage="corpus"))
+        list(run(load_recipe("demo-tiny", ['corpus.fallback=""']), tmp_path / "other", stage="corpus"))
 
 
 def test_kill_9_in_corpus_and_base_ends_with_the_same_bits(recipe, tmp_path, hashes, begin):

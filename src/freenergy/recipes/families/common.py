@@ -13,10 +13,15 @@ _LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonRecipe(ABC):
-    """Name, description and seed. The seed decides every random choice of a run."""
+    """Name, description and seed. The seed decides every random choice of a run.
+
+    ``fallback`` names the recipe that `freenergy run` takes instead where a text or a model of this one cannot be
+    fetched.
+    """
 
     name: str
     about: str = ""
+    fallback: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
