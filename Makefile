@@ -4,10 +4,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo test test-laws test-faults bench bench-quick check format browser clean
+.PHONY: demo demo-tiny test test-laws test-faults bench bench-quick check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
+
+# Without weights from elsewhere: a tiny transformer is trained first.
+demo-tiny: $(READY)
+	$(BIN)/freenergy run demo-tiny
 
 # All tests of a file run in one worker, so that what they share is made once.
 test: $(READY)
