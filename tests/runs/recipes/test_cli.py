@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from freenergy.cli.show import Bars
 from freenergy.core.rng import Rng
 from freenergy.corpus.resources import ResourceUnavailable
 from freenergy.lm.presets import build, preset
@@ -277,3 +278,17 @@ def test_where_weights_cannot_be_fetched_the_fallback_is_run(call, monkeypatch, 
     status, _, err = call("run", "demo", "--set", 'fallback=""', "--workers", "local:1")
     assert (status, [name for name, _ in ran]) == (2, ["demo"])
     assert "no route answers" in err
+
+
+def test_a_log_gets_a_line_of_progress_every_half_minute(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr("freenergy.cli.show.bars.time.monotonic", lambda: now[0])
+    with Bars() as bars, bars.track("reading", 100, "windows") as advance:
+        for _ in range(10):
+            now[0] += 8
+            advance(5)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "reading: 20 of 100 windows, about 2:08 left",
+        "reading: 40 of 100 windows, about 1:36 left",
+    ]

@@ -1,5 +1,6 @@
 """Progress bars with the remaining time, on stderr; a requested stop takes effect at the next report."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,10 +14,12 @@ from freenergy.cli.show.tables import OUT
 from freenergy.core.interrupt import raise_if_stop_requested
 from freenergy.core.progress import Advance
 
+_SECONDS = 30.0  # between two lines in a log
+
 
 @final
 class Bars:
-    """Shows progress bars on stderr; in a pipe or a log only the messages."""
+    """Shows progress bars on stderr; in a pipe or a log a line every half minute."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
@@ -48,9 +51,12 @@ class Bars:
         """Show a bar for one task."""
         raise_if_stop_requested()
         task = self._bars.add_task(label, total=total, unit=unit, note="")
+        in_log = None if self._console.is_terminal else _Lines(label, total, unit)
 
         def advance(amount: float | int, note: str = "") -> None:
             self._bars.update(task, advance=amount)
+            if in_log and (line := in_log.advance(amount)):
+                self.say(line)
             if note:
                 self._bars.update(task, note=note)
             raise_if_stop_requested()
@@ -72,3 +78,33 @@ class Bars:
     def say(self, message: str) -> None:
         """Print one line above the bars."""
         self._bars.console.print(escape(message))
+
+
+@final
+class _Lines:
+    """The progress of one task, as lines for a log."""
+
+    def __init__(self, label: str, total: float | int | None, unit: str) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._done, self._begun = 0.0, time.monotonic()
+        self._last = self._begun
+
+    def advance(self, amount: float | int) -> str:
+        """Count what was done, and return a line where one is due."""
+        self._done, now = self._done + amount, time.monotonic()
+        if now - self._last < _SECONDS:
+            return ""
+        self._last = now
+        if not self._total:
+            return f"{self._label}: {self._done:,.0f} {self._unit}"
+        left = (now - self._begun) * max(self._total - self._done, 0) / max(self._done, 1e-9)
+        return f"{self._label}: {self._done:,.0f} of {self._total:,.0f} {self._unit}, about {_clock(left)} left"
+
+
+def _clock(seconds: float) -> str:
+    """Format a duration as minutes and seconds.
+
+    >>> _clock(75.4), _clock(3675)
+    ('1:15', '61:15')
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
