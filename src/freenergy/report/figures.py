@@ -37,12 +37,7 @@ STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
 }  # fmt: skip
 # dates and versions would change the bytes
-_NO_METADATA = {
-    "Date": None,
-    "Creator": None,
-    "Format": None,
-    "Type": None,
-}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # for an SVG opened by itself; in the page the style sheet says the same
 _ALONE = (
     "svg{color:#2b2f36}@media(prefers-color-scheme:dark)"
@@ -113,7 +108,7 @@ def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
     rows = [row for row in evaluation.get("by_position") or [] if is_number(row["gain_percent"])]
     if not rows:
         return drawing(missing="Not measured: set evaluation.position_windows to 1 or more, and run it again.")
-    figure, (ax,) = _canvas(1, 3.6)
+    figure, (ax,) = canvas(1, 3.6)
     x, gain = [row["position"] for row in rows], [row["gain_percent"] for row in rows]
     sure = [row for row in rows if row["interval"] and all(map(is_number, row["interval"]))]
     low, high = ([row["interval"][end] for row in sure] for end in (0, 1))
@@ -141,7 +136,7 @@ def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawi
     rows = evaluation.get("draws_curve") or []
     if len(rows) < 2:
         return drawing(missing="Not measured: set evaluation.candidates to 5 or more, and run it again.")
-    figure, (ax,) = _canvas(1, 3.9)
+    figure, (ax,) = canvas(1, 3.9)
     lines = {
         "base": dict(label="base", color=COLOURS["base"], linestyle=DASHES["base"]),
         "upper": dict(label="residual, upper estimate", color=COLOURS["joint"], linestyle=":", marker="^"),
@@ -180,7 +175,7 @@ def _distinct(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Dr
     orders = [n for n in (2, 3, 4) if all(is_number(found["distinct"][str(n)][0]) for found in text.values())]
     if not orders:
         return drawing(missing="Not measured: set corpus.continuation to 2 or more, and run it again.")
-    figure, (ax,) = _canvas(1, 3.6)
+    figure, (ax,) = canvas(1, 3.6)
     for i, (name, found) in enumerate(text.items()):
         values = np.array([found["distinct"][str(n)] for n in orders], dtype=float)  # share, low, high; None is NaN
         reach = np.abs(values[:, 1:] - values[:, :1]).T
@@ -207,7 +202,7 @@ def _densities(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
     found = evaluation.get("densities") or {}
     if not found:
         return drawing(missing="Not measured: the evaluation has no log-probabilities of texts; run it again.")
-    figure, axes = _canvas(2, 6.0)
+    figure, axes = canvas(2, 6.0)
     for ax, model in zip(axes, ("base", "joint"), strict=True):
         for name in NAMES:
             if found[model].get(name):
@@ -252,10 +247,10 @@ def _apart(differences: dict[str, Any]) -> str:
     return f"Mean of human text minus mean of the model's own: {', '.join(parts)}." if parts else ""
 
 
-def _canvas(panels: int, height: float) -> tuple[Figure, list[Axes]]:
+def canvas(panels: int, height: float, *, sharex: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels one above the other."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
-    axes = figure.subplots(panels, 1, sharex=panels > 1, squeeze=False)
-    return figure, list(axes[:, 0])
+    return figure, list(figure.subplots(panels, 1, sharex=sharex, squeeze=False)[:, 0])
 
 
 _FIGURES: dict[str, tuple[str, Callable[[dict[str, Any], Callable[..., Drawing]], Drawing]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import gaussian_kde
 
-from freenergy.report.figures import COLOURS, DASHES, MARKERS, _canvas, _density, draw
+from freenergy.report.figures import COLOURS, DASHES, MARKERS, _density, canvas, draw
 
 LIGHT, DARK = "#ffffff", "#15181d"
 
@@ -92,7 +92,7 @@ def test_short_continuations_have_no_long_ngrams(evaluation, length, told):
 
 def test_density_is_the_kernel_estimate():
     values = np.random.default_rng(1).normal(size=50).tolist()
-    _, (ax,) = _canvas(1, 3.0)
+    _, (ax,) = canvas(1, 3.0)
     _density(ax, values, "joint")
     x, y = ax.lines[0].get_data()
     np.testing.assert_allclose(y, gaussian_kde(values)(x))
