@@ -16,9 +16,10 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from freenergy.apps.study import Item, Store, Study, StudySettings, simulate, summarise
+from freenergy.apps.study import Store, Study, StudySettings, simulate, summarise
+from freenergy.apps.study.items import Item
 from freenergy.apps.study.web import create_study_app
-from freenergy.report.study_page import write_study_page
+from freenergy.report.study import write_study_page
 from freenergy.web.running import address, bound
 from freenergy.web.security import loopback_hosts
 

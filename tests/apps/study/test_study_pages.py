@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'freenergy[web]'")
 from starlette.testclient import TestClient
 
-from freenergy.apps.study import Item, Store, Study, StudySettings, summarise
+from freenergy.apps.study import Store, Study, StudySettings, summarise
+from freenergy.apps.study.items import Item
 from freenergy.apps.study.web import COOKIE, create_study_app
 from freenergy.web.security import loopback_hosts
 

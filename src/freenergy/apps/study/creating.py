@@ -8,7 +8,6 @@ far enough apart that no text is shown twice. Comparison i draws from streams of
 resumes with the same bits.
 """
 
-import platform
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +17,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, write_record
-from freenergy.apps.study.settings import StudySettings
+from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, StudySettings, write_record
 from freenergy.core.errors import UserError
 from freenergy.core.files import exclusive_lock, fingerprint, read_json, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
@@ -30,6 +28,7 @@ from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
 from freenergy.recipes.open_run import load_or_base, model_key
 from freenergy.recipes.stages.given_text import given_text
+from freenergy.runs.run import versions
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.model import ResidualModel
 from freenergy.text.task import GenerationTask
@@ -38,7 +37,6 @@ from freenergy.text.write import Writing
 HUMAN = "human"
 Law = Literal["base", "joint"]
 _SILENT = Silent()
-_PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
 
 @final
@@ -157,8 +155,7 @@ def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, di
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} contains other files than a study: choose another --out")
-    versions = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
-    write_record(folder, settings, models, {"key": key, "versions": versions})
+    write_record(folder, settings, models, {"key": key, "versions": versions()})
 
 
 def _held_out(

@@ -1,4 +1,4 @@
-"""Which model is preferred, and whether that can be chance.
+"""Which model is preferred, whether that can be chance, and whether raters agree.
 
     k of n pairs are for B:     rate = k/n,     p = P(X ≥ k), X ~ Binomial(n, 1/2)     (one-sided, exact)
 
@@ -8,16 +8,29 @@ to count it. Table 2 of Deng et al. (2020) has the first two; docs/study.md show
     strict      A < B   k = pairs for B            n = all pairs with votes   ties count against B
     not worse   A ≤ B   k = pairs for B and ties   n = all pairs with votes   ties count for B
     decided     A < B   k = pairs for B            n = pairs for A or B       ties left out: the sign test
+
+Agreement beyond chance:
+
+    n_uc votes of value c for unit u,  m_u = Σ_c n_uc ≥ 2,  n_c = Σ_u n_uc,  n = Σ_c n_c
+
+    share of agreeing pairs of votes = Σ_u Σ_c n_uc (n_uc − 1) / Σ_u m_u (m_u − 1)
+    α = 1 − D_o/D_e,   D_o = 1/n Σ_u (m_u² − Σ_c n_uc²)/(m_u − 1),   D_e = (n² − Σ_c n_c²)/(n (n − 1))
+
+α is Krippendorff's for nominal values, which takes any number of raters and missing votes: 1 is agreement, 0 is what
+chance gives. Units with one vote say nothing about agreement and are left out. The interval is a bootstrap over units.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from decimal import Decimal
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
+import numpy as np
+from jaxtyping import Float
 from scipy.stats import binomtest
 
 from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+
+_RESAMPLES = 1000
 
 
 @final
@@ -41,10 +54,6 @@ class Preference:
         found = binomtest(k, n, 0.5).proportion_ci(0.95, method="exact")
         p_value = float(binomtest(k, n, 0.5, alternative="greater").pvalue)
         return cls(k=k, n=n, rate=k / n, p_value=p_value, interval=(float(found.low), float(found.high)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-like values."""
-        return asdict(self)
 
 
 @final
@@ -76,23 +85,41 @@ class Outcomes:
         }
 
 
-def counts_behind(percent: str, p_value: str, max_n: int) -> Iterator[tuple[int, int]]:
-    """Yield every k of n ≤ ``max_n`` whose rate and one-sided p-value round to what is printed.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Agreement over units with two votes or more; None if undefined, as when all votes are the same."""
 
-    >>> list(counts_behind("58.93", "0.00084", 333))
-    [(188, 319)]
-    """
-    for n in range(1, max_n + 1):
-        middle = round(float(percent) / 100 * n)
-        for k in (middle - 1, middle, middle + 1):
-            if 0 <= k <= n and _rounds_to(100 * k / n, percent):
-                found = Preference.of(k, n).p_value
-                if found is not None and _rounds_to(found, p_value):
-                    yield k, n
+    units: int
+    share: float | None
+    alpha: float | None
+    interval: tuple[float, float] | None  # of alpha, 95 %
 
 
-def _rounds_to(value: float, printed: str) -> bool:
-    """Whether a number rounds to a printed one; halves may be rounded either way."""
-    shown = Decimal(printed)
-    half = Decimal(5).scaleb(int(shown.as_tuple().exponent) - 1)
-    return abs(Decimal(value) - shown) <= half * (1 + Decimal("1e-9"))
+def agreement(counts: Float[np.ndarray, "U C"], rng: Rng) -> Agreement:
+    """Compute it from the votes for each of C values in U units."""
+    kept = counts[counts.sum(1) >= 2]
+    U, m = len(kept), kept.sum(1)
+    if U == 0:
+        return Agreement(units=0, share=None, alpha=None, interval=None)
+    share = float((kept * (kept - 1)).sum() / (m * (m - 1)).sum())
+    (alpha,) = _alpha(kept, np.ones((1, U)))
+    places = (rng.uniform(_RESAMPLES, U).numpy() * U).astype(np.int64)
+    times = np.stack([np.bincount(row, minlength=U) for row in places]).astype(np.float64)
+    found = _alpha(kept, times)
+    found = found[np.isfinite(found)]
+    if not np.isfinite(alpha):
+        return Agreement(units=U, share=share, alpha=None, interval=None)
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Agreement(units=U, share=share, alpha=float(alpha), interval=(float(low), float(high)))
+
+
+def _alpha(counts: Float[np.ndarray, "U C"], times: Float[np.ndarray, "R U"]) -> Float[np.ndarray, " R"]:
+    """Return α of R resamples, in each of which unit u occurs ``times`` often; NaN if all votes are the same."""
+    m = counts.sum(1)
+    disagreeing = (m**2 - (counts**2).sum(1)) / (m - 1)
+    n_c = times @ counts
+    n = n_c.sum(1)
+    observed, expected = times @ disagreeing / n, (n**2 - (n_c**2).sum(1)) / (n * (n - 1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(expected > 0, 1 - observed / expected, np.nan)

@@ -6,20 +6,19 @@ the page's other votes do not count. They are not collected again.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from freenergy.apps.study.agreement import agreement
-from freenergy.apps.study.ballots import Ballot, ballots
 from freenergy.apps.study.items import Study
-from freenergy.apps.study.statistics import Outcomes
-from freenergy.apps.study.store import Rater, Store
+from freenergy.apps.study.statistics import Outcomes, agreement
+from freenergy.apps.study.store import Ballot, Rater, Store, ballots
 from freenergy.core.files import write_json
 from freenergy.core.rng import Rng
-from freenergy.report.study_tables import STUDIES
+from freenergy.report.study import STUDIES
 
 SUMMARY = "summary.json"
 _EXAMPLES = 3  # per model
@@ -30,7 +29,7 @@ def summarise(store: Store) -> dict[str, Any]:
     study = store.study
     with store.transaction() as db:
         votes = ballots(db)
-    failed = _failed_pages(study, votes)
+    failed = {vote.page for vote in votes if study.items[vote.item].kind == "check" and vote.choice != "b"}
     on_pairs = [vote for vote in votes if study.items[vote.item].kind == "pair"]
     kept = [vote for vote in on_pairs if vote.page not in failed]
     by_pair = _by_pair(study, kept)
@@ -45,9 +44,9 @@ def summarise(store: Store) -> dict[str, Any]:
         "pairs": _pairs(study, on_pairs, by_pair),
         "votes": {"given": len(on_pairs), "dropped": len(on_pairs) - len(kept), "kept": len(kept)},
         "attention": {"asked": len({vote.page for vote in votes if vote.kind == "task"}), "failed": len(failed)},
-        "outcomes": {"a": outcomes.a, "b": outcomes.b, "ties": outcomes.ties},
-        "tests": {name: test.to_json() for name, test in outcomes.tests().items()},
-        "agreement": agreement(counts, Rng(study.settings.seed).child("agreement")).to_json(),
+        "outcomes": asdict(outcomes),
+        "tests": {name: asdict(test) for name, test in outcomes.tests().items()},
+        "agreement": asdict(agreement(counts, Rng(study.settings.seed).child("agreement"))),
         "seconds_a_page": _median(votes),
         "by_rater": [_of_rater(study, rater, votes, failed) for rater in raters],
         "by_pair": [{"item": item, "a": a, "b": b} for item, (a, b) in by_pair.items()],
@@ -66,11 +65,6 @@ def write_summary(study: Study, summary: dict[str, Any]) -> list[Path]:
     for path in paths:
         write_json(path, summary)
     return paths
-
-
-def _failed_pages(study: Study, votes: Sequence[Ballot]) -> set[int]:
-    """Return the pages with a failed attention check."""
-    return {vote.page for vote in votes if study.items[vote.item].kind == "check" and vote.choice != "b"}
 
 
 def _by_pair(study: Study, kept: Sequence[Ballot]) -> dict[int, tuple[int, int]]:
