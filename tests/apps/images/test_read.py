@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from freenergy.apps.images.read import as_tokens, read_cifar, read_idx, read_images
+from freenergy.apps.images.data import as_tokens, read_cifar, read_idx, read_images
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 

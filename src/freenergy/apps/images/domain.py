@@ -1,4 +1,6 @@
-"""Images as a domain: bits per dimension and drawn images.
+"""Family ``images``: a PixelCNN learns images pixel by pixel; bits per dimension and drawn images.
+
+    base → measurement
 
     bits/dim = − log q(x) / (pixels · ln 2),      the mean over images
 
@@ -12,8 +14,10 @@ digits it is the empty corner, so no figure "resampled" is made of it.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -22,35 +26,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from freenergy.apps.images.batches import ImageData
+from freenergy.apps.images.data import ImageData, as_tokens, read_images
 from freenergy.apps.images.pixelcnn import ImageShape, PixelNetwork
-from freenergy.apps.images.read import ImageSet, as_tokens, read_images
 from freenergy.apps.images.settings import ImageSettings, build_module
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
+from freenergy.lm.networks.causal import inference
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import Domain
+from freenergy.recipes.families.network import Domain, NetworkRecipe, TrainedNetwork, learning, measuring
+from freenergy.runs.run import Run, Stage
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time
-
-
-def open_images(settings: ImageSettings, progress: Progress) -> "Images":
-    """Read the images."""
-    images = read_images(Path(settings.path).expanduser())
-    progress.say(f"{settings.path}: {len(images.train)} training and {len(images.test)} test images")
-    return Images(settings, images)
 
 
 @final
 class Images(Domain):
     """The images of the settings, and the network that learns them."""
 
-    def __init__(self, settings: ImageSettings, images: ImageSet) -> None:
-        self.settings = settings
+    def __init__(self, settings: ImageSettings) -> None:
+        self.settings, images = settings, read_images(Path(settings.path).expanduser())
         count, height, width, channels = images.train.shape
         if settings.validation >= count:
             raise UserError(
@@ -73,12 +71,7 @@ class Images(Domain):
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> ImageData:
         """Rows to train on."""
         return ImageData(
-            self.train,
-            self.held_out,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            fake=self.settings.fake,
-            rng=rng,
+            self.train, self.held_out, batch_size=batch_size, accumulate=accumulate, fake=self.settings.fake, rng=rng
         )
 
     def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
@@ -124,23 +117,49 @@ def nats_of(
     network: Network, rows: UInt8[Tensor, "images pixels"], progress: Progress, label: str
 ) -> Float[Tensor, " images"]:
     """− log q(x) of each image, float64."""
-    found, done = torch.zeros(len(rows), dtype=torch.float64), 0
-    device = next(network.module.parameters()).device
-    was_training = network.module.training
-    network.module.eval()
-    with torch.no_grad(), progress.track(label, len(rows), "images") as advance:
+    device, found = next(network.module.parameters()).device, []
+    with inference(network.module), torch.no_grad(), progress.track(label, len(rows), "images") as advance:
         for part in rows.split(_ROWS):
             tokens = part.long().to(device)
             logits = network.logits(None, tokens)
             nats = cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-            found[done : done + len(part)] = nats.double().sum(1).cpu()
-            done += len(part)
+            found.append(nats.double().sum(1).cpu())
             advance(len(part))
-    network.module.train(was_training)
-    return found
+    return torch.cat(found)
 
 
 def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
     path = folder / NATS
     with corruption_as_user_error(path, "measure that network again"):
         return np.asarray(load_file(path)[split].numpy())
+
+
+_opened = lru_cache(maxsize=1)(Images)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesRecipe(NetworkRecipe[TrainedNetwork]):
+    """A network of pixels on a folder of images."""
+
+    main_column: ClassVar[str] = "bits/dim test"
+
+    family: Literal["images"] = "images"
+    images: ImageSettings = field(default_factory=ImageSettings)
+    base: TrainedNetwork = field(default_factory=TrainedNetwork)
+
+    def data_stages(self) -> tuple[Stage[Any], ...]:
+        """Returns nothing: images are read in a second."""
+        return ()
+
+    def domain(self, run: Run[Any], progress: Progress) -> Images:
+        """Returns the images."""
+        return _opened(self.images)
+
+    def learning_inputs(self, progress: Progress) -> Any:
+        """Returns the sizes of the network and the choice of images."""
+        return learning(self.images)
+
+    def measuring_inputs(self) -> Any:
+        """Returns what is measured."""
+        return measuring(self.images)

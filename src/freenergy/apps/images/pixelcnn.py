@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from freenergy.apps.images.masked_convolution import ConvolutionCache, MaskedConvolution, channel_of
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
+from freenergy.lm.networks.causal import inference
 
 _FIRST = 3  # rows above and columns on each side that the first 7 × 7 convolution sees
 
@@ -39,11 +41,8 @@ class ImageShape:
     levels: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "channels"):
-            if getattr(self, name) < 1:
-                raise UserError(f"the {name} of an image is {getattr(self, name)}: set it to 1 or more")
-        if self.levels < 2:
-            raise UserError(f"levels is {self.levels}: set it to 2 or more")
+        check_range(self, "height", "width", "channels", at_least=1)
+        check_range(self, "levels", at_least=2)
 
     @property
     def row(self) -> int:
@@ -180,13 +179,8 @@ class PixelNetwork:
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
         """Draw the next ``length`` pixels, or those that are left; none is masked."""
         K = min(length, self.shape.tokens - known.shape[1])
-        was_training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                drawn = self._grow(known, K, rng) if K else known[:, :0]
-        finally:
-            self.module.train(was_training)
+        with inference(self.module), torch.no_grad():
+            drawn = self._grow(known, K, rng) if K else known[:, :0]
         return drawn, torch.ones_like(drawn, dtype=torch.bool)
 
     def _grow(self, known: Int[Tensor, "rows P"], K: int, rng: Rng) -> Int[Tensor, "rows K"]:

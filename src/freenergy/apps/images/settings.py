@@ -54,17 +54,7 @@ class ImageSettings:
 
 
 def build_module(settings: ImageSettings, shape: ImageShape) -> PixelModule:
-    """Build the network, with torch's initial weights."""
-    blocks, features, head, kernel = _sizes(settings, shape)
-    match settings.network:
-        case "pixelcnn":
-            return PixelCNN(shape, blocks=blocks, features=features, head=head)
-        case "gated-pixelcnn":
-            return GatedPixelCNN(shape, blocks=blocks, features=features, head=head, kernel=kernel)
-
-
-def _sizes(settings: ImageSettings, shape: ImageShape) -> tuple[int, int, int, int]:
-    """Return blocks, features, head and kernel: those that are set, otherwise the preset's."""
+    """Build the network, with torch's initial weights; sizes that are not set are the preset's."""
     is_plain = settings.network == "pixelcnn"
     if settings.preset == "small":
         sizes = (5, 32, 32, 3) if is_plain else (4, 32, 32, 3)
@@ -73,4 +63,6 @@ def _sizes(settings: ImageSettings, shape: ImageShape) -> tuple[int, int, int, i
         sizes = (15, 128, last, 3) if is_plain else (20, 384, last, 5)
     own = (settings.blocks, settings.features, settings.head, settings.kernel)
     blocks, features, head, kernel = (mine or preset for mine, preset in zip(own, sizes, strict=True))
-    return blocks, features, head, kernel
+    if is_plain:
+        return PixelCNN(shape, blocks=blocks, features=features, head=head)
+    return GatedPixelCNN(shape, blocks=blocks, features=features, head=head, kernel=kernel)

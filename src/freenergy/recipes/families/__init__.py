@@ -13,8 +13,8 @@ DEFAULT = "residual"
 FAMILIES = {
     DEFAULT: "freenergy.recipes.families.residual:ResidualRecipe",
     "language-model": "freenergy.recipes.families.language_model:LanguageModelRecipe",
-    "translation": "freenergy.apps.translation.family:TranslationRecipe",
-    "images": "freenergy.apps.images.family:ImagesRecipe",
+    "translation": "freenergy.apps.translation.domain:TranslationRecipe",
+    "images": "freenergy.apps.images.domain:ImagesRecipe",
 }
 
 

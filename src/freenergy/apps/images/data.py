@@ -1,4 +1,4 @@
-"""Reading images: the idx files of MNIST and the binary version of CIFAR-10.
+"""Images as rows of levels: the idx files of MNIST, the binary version of CIFAR-10, and batches for training.
 
     idx      0x00000803, count, height, width (four big-endian numbers of 4 bytes), then a byte a pixel
     CIFAR    for each image its label (1 byte), then 32 × 32 of red, of green and of blue
@@ -7,29 +7,38 @@
 
 The law of "stochastic" is that of Salakhutdinov and Murray (2008), whose draw is a file of its own; ours comes from
 a named stream in which every image has its numbers, whatever other images are read.
+
+    row r of micro-batch m of step s = image order_e[k],   k + e · N = ((s − 1) · accumulate + m) · size + r
+
+Every epoch e reads the N images in another order, from the seed. A fake row shares the first ``known`` pixels with its
+image; ``known`` is uniform among the places that leave room for ``fake`` more, one for all rows of a micro-batch, so
+that in time every place is drawn from.
 """
 
 import gzip
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from freenergy.apps.images.settings import Binarise
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
+from freenergy.lm.networks.protocol import Batch
 
 _IDX_IMAGES = 0x00000803
 _IDX_HEADER = struct.Struct(">4I")
 _CIFAR_SIDE = 32
 _CIFAR_RECORD = 1 + 3 * _CIFAR_SIDE**2
 _BATCH_SIZE = 4096  # images per batch of random numbers
+_HELD_OUT_ROWS = 100  # per batch
 _GET = (
     "put train-images-idx3-ubyte and t10k-images-idx3-ubyte of MNIST there (with .gz or without), or "
     "data_batch_1.bin … data_batch_5.bin and test_batch.bin of CIFAR-10"
@@ -116,3 +125,55 @@ def _content(path: Path) -> bytearray:
         raise UserError(f"{path} is truncated or damaged ({error}): download it again") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {_GET}") from None
+
+
+@final
+class ImageData:
+    """Images as rows of levels: an endless stream of training batches, and held-out images."""
+
+    def __init__(
+        self,
+        train: UInt8[Tensor, "images pixels"],
+        held_out: UInt8[Tensor, "others pixels"],
+        *,
+        batch_size: int,
+        accumulate: int,
+        fake: int,
+        rng: Rng,
+    ) -> None:
+        self.train, self._held_out = train, held_out
+        self.pixels = train.shape[1]
+        if fake > self.pixels:
+            raise UserError(f"fake is {fake}, more than the {self.pixels} pixels of an image: set it lower")
+        self.batch_size, self.accumulate, self.fake, self.rng = batch_size, accumulate, fake, rng
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.long)
+
+    @property
+    def epoch_steps(self) -> int:
+        """The steps of about one epoch."""
+        return max(1, len(self.train) // self.batch_size)
+
+    def batch(self, step: int, micro: int) -> Batch:
+        """Return the rows of a micro-batch."""
+        size = self.batch_size // self.accumulate
+        number = (step - 1) * self.accumulate + micro
+        rows = torch.tensor([self._image(index) for index in range(number * size, (number + 1) * size)])
+        u = self.rng.child("known", number).uniform(1).item()
+        return _batch(self.train[rows], int(u * (self.pixels - self.fake + 1)))
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield the validation images, in order."""
+        for part in self._held_out.split(_HELD_OUT_ROWS):
+            yield _batch(part, 0)
+
+    def _image(self, index: int) -> int:
+        epoch, place = divmod(index, len(self.train))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.rng.child("epoch", epoch).permutation(len(self.train))
+        return int(self._order[place])
+
+
+def _batch(levels: UInt8[Tensor, "rows pixels"], known: int) -> Batch:
+    tokens: Int[Tensor, "rows pixels"] = levels.long()
+    return Batch(None, tokens, torch.ones_like(tokens, dtype=torch.bool), known)
