@@ -68,6 +68,7 @@ class _Plan:
         self.windows = WindowCounts(prefix=recipe.corpus.prefix, continuation=recipe.corpus.continuation)
         self.shape = _base_shape(recipe, known)
         self.parts = () if recipe.energy is None else recipe.energy.split()
+        self.held_out = recipe.negatives.validation_windows, recipe.negatives.validation_per_prefix
 
     @property
     def vocab_size(self) -> int:
@@ -86,12 +87,13 @@ class _Plan:
         base = self.recipe.base
         if not isinstance(base, TrainedBase) or self.shape is None:
             return Cost()
-        steps = base.optimisation
-        learned = training(self.shape, steps.steps, steps.batch_size, base.block, predicts=True, ranks=self.known.ranks)
-        if base.earm is not None:
-            learned += self._fakes(base, self.shape)
-        times = _validations(steps)
-        return learned + validating(self.shape, times, base.validation_tokens, base.block) + keeping(self.shape)
+        learned = self._language_model(self.shape, base.optimisation, base.block, base.validation_tokens)
+        return learned if base.earm is None else learned + self._fakes(base, self.shape)
+
+    def _language_model(self, shape: Shape, steps: Optimisation, length: int, held_out_tokens: int) -> Cost:
+        """Cost the training of a network that predicts tokens, its validations and its weights."""
+        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
+        return learned + validating(shape, _validations(steps), held_out_tokens, length) + keeping(shape)
 
     def _fakes(self, base: TrainedBase, shape: Shape) -> Cost:
         """Cost E-ARM's draws after the start of every block and the training on them, in all steps at most."""
@@ -105,8 +107,7 @@ class _Plan:
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""
         settings = self.recipe.negatives
-        held_out = (settings.validation_windows, settings.validation_per_prefix)
-        pairs = [held_out] if settings.fresh else [held_out, (self.prefixes, settings.per_prefix)]
+        pairs = [self.held_out] if settings.fresh else [self.held_out, (self.prefixes, settings.per_prefix)]
         total = Cost()
         for M, K in pairs:
             total += drawing(self.shape, self.windows, M, K)
@@ -121,12 +122,10 @@ class _Plan:
         return total
 
     def _linear(self, part: EnergySettings) -> Cost:
-        settings = self.recipe.negatives
-        held_out = (settings.validation_windows, settings.validation_per_prefix)
         total = Cost()
         for length in cuts(self.windows.continuation, self.recipe.training.lengths):
             windows = replace(self.windows, continuation=length)
-            for M, K in ((self.prefixes, settings.per_prefix), held_out):
+            for M, K in ((self.prefixes, self.recipe.negatives.per_prefix), self.held_out):
                 total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
         return total
 
@@ -146,30 +145,28 @@ class _Plan:
         shape = self._trunk(part)
         if shape is None:
             return Cost()
-        steps, settings = self.recipe.training.optimisation, self.recipe.negatives
+        steps = self.recipe.training.optimisation
         rows = steps.batch_size * (1 + self.recipe.training.negatives)
         learned = training(
             shape, steps.steps, rows, self.windows.length, predicts=part.predicts_tokens, ranks=self.known.ranks
         )
-        held_out = settings.validation_windows * (settings.validation_per_prefix + 1)
+        M, K = self.held_out
         times = _validations(steps) + 1  # and once more when all parts are done
-        fresh = drawing(self.shape, self.windows, steps.steps * steps.batch_size, self.recipe.training.negatives)
-        total = (
-            learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
-        )
-        if part.trains_masked_trunk:
-            total += self._filling_masks(shape)
-        return total + fresh if settings.fresh else total
-
-    def _filling_masks(self, shape: Shape) -> Cost:
-        """Cost what a trunk from scratch learns first."""
-        steps, length = self.recipe.training.masked, self.windows.length
-        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
-        return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
+        total = learned + self._read(part, shape, times * M * (K + 1), K + 1) + keeping(shape, 2)
+        if part.trains_masked_trunk:  # what a trunk from scratch learns first
+            total += self._language_model(shape, self.recipe.training.masked, self.windows.length, VALIDATION_TOKENS)
+        if self.recipe.negatives.fresh:
+            total += drawing(self.shape, self.windows, steps.steps * steps.batch_size, self.recipe.training.negatives)
+        return total
 
     def _trunk(self, part: EnergySettings) -> Shape | None:
         """Return the network that an energy trains; None where it trains none."""
         return part.trunk(self.shape, lambda: self.vocab_size)
+
+    def _scored(self, part: EnergySettings, windows: int, strings: int) -> Cost:
+        """Cost E of the strings of each window."""
+        found, shape = self._traced(part, windows, strings), self._trunk(part)
+        return found if shape is None else found + self._read(part, shape, windows * strings, strings)
 
     def _read(self, part: EnergySettings, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
         """Cost E of strings, ``per_window`` of which share their prefix."""
@@ -191,9 +188,7 @@ class _Plan:
         W, n = settings.certified_windows, settings.candidates
         total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
         for part in self.parts:
-            total += self._features(part, W, n) + self._traced(part, W, n)
-            if (shape := self._trunk(part)) is not None:
-                total += self._read(part, shape, W * n, n)
+            total += self._features(part, W, n) + self._scored(part, W, n)
         return total + self._positions()
 
     def perplexity(self) -> Cost:
@@ -208,10 +203,7 @@ class _Plan:
         for t in range(L) if W else ():
             rest = WindowCounts(prefix=self.windows.prefix + t, continuation=L - t)
             total += drawing(self.shape, rest, W, n)
-            for part in self.parts:
-                total += self._traced(part, W, n)
-                if (shape := self._trunk(part)) is not None:
-                    total += self._read(part, shape, W * n, n)
+            total += sum((self._scored(part, W, n) for part in self.parts), Cost())
         return total
 
 
