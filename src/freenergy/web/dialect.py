@@ -8,7 +8,7 @@ far as ``lm.remote`` sends them.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,19 +26,9 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Setting = bool | int | float | str | None
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
-# what bends the law elsewhere, at rest
-_AT_REST: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "repeat_penalty": 1,
-    "min_p": 0,
-    "typical_p": 1,
-    "xtc_probability": 0,
-    "dry_multiplier": 0,
-    "logit_bias": {},
-    "suffix": "",
-}
+# what bends the law elsewhere; the defaults below are at rest
+_AT_REST = ("presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty", "min_p", "typical_p",
+            "xtc_probability", "dry_multiplier", "logit_bias", "suffix")  # fmt: skip
 
 
 class Refusal(UserError):  # noqa: N818
@@ -89,20 +79,21 @@ class CompletionRequest(Body):
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, description="Only with echo and logprobs, which return the same.")
     user: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    dry_multiplier: float | None = None
-    logit_bias: dict[str, float] | None = None
-    suffix: str | None = None
+    presence_penalty: float | None = 0
+    frequency_penalty: float | None = 0
+    repetition_penalty: float | None = 1
+    repeat_penalty: float | None = 1
+    min_p: float | None = 0
+    typical_p: float | None = 1
+    xtc_probability: float | None = 0
+    dry_multiplier: float | None = 0
+    logit_bias: dict[str, float] | None = {}
+    suffix: str | None = ""
 
     def check(self) -> None:
         """Refuse unsupported options instead of ignoring them."""
-        for name, at_rest in _AT_REST.items():
+        for name in _AT_REST:
+            at_rest = type(self).model_fields[name].default
             if getattr(self, name) not in (None, at_rest):
                 raise Refusal(f"{name} is not known to this server: leave it out, or at {at_rest!r}", param=name)
         if self.best_of not in (None, self.n or 1):
@@ -158,11 +149,7 @@ class ScoreRequest(Body):
 
 def kind_of(status: int) -> str:
     """Return the type of an error, by its status."""
-    kinds: dict[int, Literal["authentication_error", "rate_limit_error", "timeout_error"]] = {
-        401: "authentication_error",
-        408: "timeout_error",
-        429: "rate_limit_error",
-    }
+    kinds = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
     return kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 

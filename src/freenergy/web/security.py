@@ -5,14 +5,15 @@ A server on loopback is reached by any page that the user's browser shows, if th
 arrive, since a content-length need not be true. Internal errors are logged here and never shown to clients.
 """
 
+import asyncio
 import ipaddress
 import json
 import logging
 import secrets
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, final
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +27,9 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_GONE = 499  # never received by the client; only for the metrics
 _log = logging.getLogger("freenergy.web")
+T = TypeVar("T")
 
 
 def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None:
@@ -48,11 +51,6 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def new_token() -> str:
-    """Return a random token of 256 bits."""
-    return secrets.token_urlsafe(32)
-
-
 def same_token(a: str, b: str) -> bool:
     """Compare two tokens in constant time."""
     return secrets.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
@@ -61,6 +59,32 @@ def same_token(a: str, b: str) -> bool:
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return an error in the dialect of OpenAI's servers."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def json_only(request: Request) -> None:
+    """FastAPI dependency that refuses other content types: a form on a foreign page could send one (CSRF)."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body must be application/json: say so in the content-type")
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of some work, which is cancelled when the client disconnects."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(_GONE, "the client went away")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @final
