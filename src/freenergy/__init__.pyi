@@ -15,7 +15,7 @@ from freenergy.core.roles import Target as Target
 from freenergy.core.sequences import Continuations as Continuations
 from freenergy.core.sequences import Sequences as Sequences
 from freenergy.core.sequences import SequenceSpace as SequenceSpace
-from freenergy.core.soft import Soft as Soft
+from freenergy.core.sequences import Soft as Soft
 from freenergy.core.truncation import Truncation as Truncation
 from freenergy.corpus import Corpus as Corpus
 from freenergy.corpus import Tokenizer as Tokenizer

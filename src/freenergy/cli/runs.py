@@ -32,7 +32,7 @@ def run(
     """Do every stage of a recipe; what is done already is not done again."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.results import show_stage
-    from freenergy.core.workers.from_name import worker_pool
+    from freenergy.core.workers.pool import worker_pool
     from freenergy.recipes import run as run_recipe
     from freenergy.recipes.load import load_recipe
     from freenergy.training.distributed.ranks import Ranks
@@ -134,7 +134,7 @@ def evaluate(
     """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.results import show_evaluation
-    from freenergy.core.workers.from_name import worker_pool
+    from freenergy.core.workers.pool import worker_pool
     from freenergy.recipes.stages.evaluation import EvaluationRequest
     from freenergy.recipes.stages.evaluation import evaluate as measure
 

@@ -185,6 +185,8 @@ def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
     except (UserError, AssertionError):
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not path.exists():
+            raise UserError(f"there is no file {path}: {remedy}") from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise UserError(f"{path} is damaged or of another version ({reason}): {remedy}") from error
 

@@ -15,7 +15,6 @@ class Advance(Protocol):
 
     def __call__(self, amount: float | int, note: str = "") -> None:
         """Advance by ``amount`` units."""
-        ...
 
 
 @runtime_checkable
@@ -24,11 +23,9 @@ class Progress(Protocol):
 
     def track(self, label: str, total: float | int | None = None, unit: str = "") -> AbstractContextManager[Advance]:
         """Start a task of ``total`` units; call the result with the units done since the last call."""
-        ...
 
     def say(self, message: str) -> None:
         """Show one line of text to the user."""
-        ...
 
 
 @final
@@ -42,3 +39,6 @@ class Silent:
 
     def say(self, message: str) -> None:
         """Ignore the message."""
+
+
+SILENT = Silent()

@@ -2,12 +2,10 @@
 
     u ~ Uniform[0, 1),      i = min { j : p_1 + … + p_j > u · (p_1 + … + p_V) }     (inverse of the cumulative sum)
 
-A stream is named by a seed and a path of keys, so the same name gives the same bits at any time, in any process and in
-any order: training step 700 draws ``rng.child("step", 700)`` and nothing needs to be saved to go on after a crash.
+A stream is named by a seed and a path of keys, so the same name gives the same bits at any time, in any process, on any
+device: training step 700 draws ``rng.child("step", 700)`` and nothing needs to be saved to resume after a crash.
 Candidates own their randomness (``rows``): candidate n of context b draws the same numbers whatever the batch around
-it. Tests pass an ``EnumeratingRng`` through the same door and walk every branch.
-
-The bits come from numpy's counter-based Philox on the CPU and are the same for every device.
+it. The bits come from numpy's counter-based Philox. Tests pass an ``EnumeratingRng`` through the same door.
 """
 
 import zlib
@@ -22,27 +20,31 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 
 _ROWS = zlib.crc32(b"rows")  # keeps the streams of rows apart from those of child(0), child(1), …
-_BLOCK = 256  # tokens in a block of the two-level search: about the square root of a vocabulary
+BLOCK = 256  # tokens in a block of the two-level search: about the square root of a vocabulary
 
 
 def choose(log_probs: Float[Tensor, "*rows V"], u: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
-    """Invert the cumulative distribution at u: first the block of tokens, then the token inside it.
-
-    Two levels keep the cumulative sums short, which is faster than one over the vocabulary and rounds less.
-    """
+    """Invert the cumulative distribution at u, in two levels: short sums are faster and round less."""
     V = log_probs.shape[-1]
     p = (log_probs - log_probs.amax(-1, keepdim=True)).exp()
-    blocks = torch.nn.functional.pad(p, (0, -V % _BLOCK)).reshape(*p.shape[:-1], -1, _BLOCK)
-    mass = blocks.sum(-1, dtype=torch.float64)  # [*rows, V / block]
+    blocks = torch.nn.functional.pad(p, (0, -V % BLOCK)).reshape(*p.shape[:-1], -1, BLOCK)
+    return invert(blocks, blocks.sum(-1, dtype=torch.float64), u)[0]
+
+
+def invert(
+    blocks: Float[Tensor, "*rows M block"], mass: Float[Tensor, "*rows M"], u: Float[Tensor, "*rows"]
+) -> tuple[Int[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Return the index at u of weights in blocks with these sums, first the block, then inside it; and the total."""
     cdf = mass.cumsum(-1)
     target = u.unsqueeze(-1) * cdf[..., -1:]
-    block = first_above(cdf, target, mass)
+    block = _first_above(cdf, target, mass)
     before = (cdf - mass).gather(-1, block)
-    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2).double()
-    return (block * _BLOCK + first_above(inside.cumsum(-1), target - before, inside)).squeeze(-1)
+    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, BLOCK)).squeeze(-2).double()
+    index = block * BLOCK + _first_above(inside.cumsum(-1), target - before, inside)
+    return index.squeeze(-1), cdf[..., -1]
 
 
-def first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
+def _first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
     """Index of the first cumulative sum above the target; rounding at the end falls back on the last positive mass."""
     last = mass.shape[-1] - 1 - (mass > 0).flip(-1).int().argmax(-1, keepdim=True)
     return torch.minimum((cdf <= target).sum(-1, keepdim=True), last)
@@ -98,10 +100,7 @@ class Rng:
         return int(self._numpy().integers(2**62))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
-        """Streams of ``draws`` numbers, one for each candidate of each context.
-
-        Candidate n of context b (counted from ``origin``) gets the same numbers whatever the batch size.
-        """
+        """Streams of ``draws`` numbers for candidate n of context b, counted from ``origin``, whatever the batch."""
         first_b, first_n = self.origin
         per_row = -(-draws // 4) * 4  # Philox makes four numbers a counter step, so a row begins at a whole step
         u = np.empty((contexts, candidates, draws))

@@ -3,8 +3,8 @@
     h(i) = Σ_j m(x[i + j]) · b^(n − 1 − j)  mod 2^64,   j = 0 … n − 1      (hash of the n-gram at i; m mixes a token)
     drop window [s, e)   if some n-gram inside it occurs in an earlier split
 
-The held-out n-grams are few, the training n-grams many: so the held-out hashes are sorted in memory and the training
-stream is streamed through a table that filters out most of it. N-grams do not cross from one document into the next.
+The few held-out hashes are sorted in memory and the training stream is streamed through a table that filters out most
+of it. N-grams do not cross from one document into the next.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -9,8 +9,9 @@ be UTF-8; an error names the place where it is not. Line ends of any system beco
 import codecs
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def _text(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
     """Yield one document per row; null counts as empty, and half a surrogate pair is replaced."""
     number, held = 0, ""
-    for part, _ in _with_last(lines(_decoded(path, advance))):
+    for part, _ in chain(lines(_decoded(path, advance)), [("\n", False)]):  # the last row may lack its newline
         held += part
         if not part.endswith("\n"):
             continue
@@ -167,12 +168,6 @@ def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
         if not row.isspace():
             yield _text_of_row(row, settings.text_column, f"{path}, line {number}")
             yield END
-
-
-def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the same, with a final newline in any case."""
-    yield from parts
-    yield "\n", False
 
 
 def _text_of_row(row: str, column: str, where: str) -> str:

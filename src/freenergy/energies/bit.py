@@ -21,8 +21,7 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
-from freenergy.core.sequences import Continuations
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Continuations, Soft
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
@@ -32,12 +31,10 @@ from freenergy.energies.saving import copied, fill, headless, network_of, read_r
 from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
 from freenergy.energies.trunk import States, Trunk, readable
 from freenergy.lm.load import locate_model
-from freenergy.lm.presets import preset, set_dropout
+from freenergy.lm.presets import Shape, preset, set_dropout, shape_in, shape_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 
 @final
@@ -108,10 +105,8 @@ class BitEnergy(Int8Settings):
         """Cite masked language models where the trunk is one."""
         return {} if self.start == "base" else {"devlin2019bert": "masked language models"}
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
         """Return the shape of the encoder, of the preset (with a mask in its vocabulary), or of the base."""
-        from freenergy.lm.shapes import shape_in, shape_of
-
         if self.start == "encoder":
             return shape_in(locate_model(self.encoder))
         if self.start == "scratch":

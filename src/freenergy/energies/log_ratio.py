@@ -28,13 +28,11 @@ from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit, Over, Pool
 from freenergy.energies.trunk import States, Trunk, readable
-from freenergy.lm.presets import set_dropout
+from freenergy.lm.presets import Shape, set_dropout
 from freenergy.lm.stepping import sum_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 
 @final
@@ -69,7 +67,7 @@ class LogRatioEnergy(EnergySettings):
         """Return whether a prefix is read once: yes, Q reads left to right."""
         return True
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
         """Return the shape of the base."""
         return base
 

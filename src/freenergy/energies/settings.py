@@ -16,11 +16,10 @@ from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.module import EnergyModule
+from freenergy.lm.presets import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 Fit = Literal["convex", "gradient", "none"]
 Pool = Literal["mean", "sum"]
@@ -117,10 +116,10 @@ class EnergySettings(ABC):
         """Return the keys of papers to cite, and what of each is used."""
         return {}
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
         """Return the shape of the network that it trains; None where it trains none."""
         return None
 
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return how many numbers per string a linear energy reads from disk."""
         return 0

@@ -21,8 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.sequences import Continuations, Sequences
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Continuations, Sequences, Soft
 from freenergy.lm.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
 

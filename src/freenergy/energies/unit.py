@@ -15,8 +15,7 @@ from torch import Tensor
 
 from freenergy.core.checks import check_range
 from freenergy.core.roles import LanguageModel
-from freenergy.core.sequences import Continuations
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Continuations, Soft
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
@@ -24,12 +23,10 @@ from freenergy.energies.pooling import Readout
 from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
 from freenergy.energies.trunk import Trunk, readable
-from freenergy.lm.presets import set_dropout
+from freenergy.lm.presets import Shape, set_dropout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 
 @final
@@ -65,7 +62,7 @@ class UnitEnergy(Int8Settings):
         """Return whether a prefix is read once: yes, it is read left to right."""
         return True
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
         """Return the shape of the base."""
         return base
 

@@ -1,9 +1,8 @@
-"""A language model that is a table: small enough to know everything about it.
+"""A language model that is a table: the oracle of the tests and the model of the first example.
 
     P_LM(x | c) = Π_t table[x_{t−k}, …, x_{t−1}][x_t]
 
-Order k, V tokens, V^k rows; before the first token the history is filled with EOS. In float64 it is the oracle that
-every formula of the package is tested against, and the model of the first example.
+Order k, V tokens, V^k rows; before the first token the history is filled with EOS.
 """
 
 from collections.abc import Callable
@@ -73,15 +72,15 @@ class TabularLM:
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
         """Draw ``num`` independent continuations of each context."""
-        read = partial(self._read, contexts)
+
+        def read(some: slice) -> Callable[[int], _TableStepper]:
+            return partial(_TableStepper, self, contexts[some])
+
         return in_chunks(read, contexts, num, space, rng, truncation, rows=_ROWS)
 
     def stepper(self, contexts: Sequences, num: int, length: int) -> "_TableStepper":
         """Return a stepper at the start of ``num`` continuations of each context."""
         return _TableStepper(self, contexts, num)
-
-    def _read(self, contexts: Sequences, some: slice) -> Callable[[int], "_TableStepper"]:
-        return partial(_TableStepper, self, contexts[some])
 
     def _history(self, contexts: Sequences) -> Int[Tensor, "B k"]:
         """Return the last k tokens of each context, EOS before the first."""
@@ -89,7 +88,6 @@ class TabularLM:
         return torch.tensor(rows, dtype=torch.long).view(len(contexts), self.order)
 
     def _row(self, history: Int[Tensor, "*rows k"]) -> Int[Tensor, "*rows"]:
-        """Read a history as a number in base V."""
         powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
         return (history * powers).sum(-1)
 

@@ -15,8 +15,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.roles import LanguageModel
 from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
-from freenergy.lm.load import load_lm, save_lm
-from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
+from freenergy.lm.load import LANGUAGE_MODELS, load_lm, save_lm
 from freenergy.testing import check_language_model
 from freenergy.testing.networks import tiny_network
 
@@ -67,14 +66,14 @@ def tokenizer():
     return Tokenizer(tokenizers.Tokenizer(words), eos=0)
 
 
-@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+@pytest.mark.parametrize("kind", list(LANGUAGE_MODELS))
 def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
     """A served one comes back with its address and no key; it draws by a seed, and all others from the ``Rng``."""
     served = freenergy.RemoteLM(url="http://127.0.0.1:9/v1", vocab_size=V, eos=0, stops=(2,), api_key="secret")
     lm = {"ngram": ngram, "huggingface": lambda: tiny_network("GPTNeoX"), "remote": lambda: served}[kind]()
     save_lm(lm, tmp_path)
     again = load_lm(tmp_path, tokenizer())
-    assert type(again) is language_model_class(kind) is type(lm)
+    assert type(again) is LANGUAGE_MODELS.find(kind) is type(lm)
     assert lm.draws_here == (kind != "remote")
     if kind == "remote":
         assert (again.url, again.stops, again.api_key) == (lm.url, (2,), None)

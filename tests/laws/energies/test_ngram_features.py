@@ -53,7 +53,8 @@ class Slow:
 
     def __init__(self, stream, order, skips, without=()):
         self.order, self.skips = order, skips
-        self.D = [discounts(level.counts) for level in count(stream, vocab_size=V, eos=EOS, order=order).levels]
+        counts, _ = count(stream, vocab_size=V, eos=EOS, order=order)
+        self.D = [discounts(level.counts) for level in counts.levels]
         self.lexicon = sorted(range(V), key=lambda v: (-np.count_nonzero(stream == v), v))[:LEXICON]
         self.c, self.pairs = Counter(), Counter()
         for t, token in enumerate(stream):
@@ -279,5 +280,5 @@ def test_tables_whose_arrays_do_not_fit_are_refused(tmp_path, name, harm):
         "numbers with a point": lambda a: a.astype(np.float64),
     }
     save_file(arrays | {name: np.ascontiguousarray(change[harm](arrays[name]))}, path)
-    with pytest.raises(UserError, match=r"holds no counts of n-grams .*train the energy again"):
+    with pytest.raises(UserError, match=r"is damaged or of another version .*train the energy again"):
         NgramTables.load(path)

@@ -1,7 +1,6 @@
 """Learning to fill masks: the corruption, the loss, and a network that comes to see both ways."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from freenergy import Rng, UserError
 from freenergy.core.progress import Silent
-from freenergy.corpus import Corpus, Tokenizer
+from freenergy.corpus import Corpus, CorpusReport, Tokenizer
+from freenergy.corpus.store import SplitReport
 from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.lm.presets import build, preset
 from freenergy.training.settings import Optimisation
@@ -88,14 +88,13 @@ def test_validation_is_the_same_each_time():
 def corpus(tmp_path, continuation=4):
     """What training asks of a corpus."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(V)}, unk_token="1"))
-    made = Corpus.__new__(Corpus)
-    made.tokenizer = Tokenizer(words, eos=0)
-    made.report = SimpleNamespace(prefix=4, continuation=continuation, vocab_size=V, splits={})
+    sizes = {"prefix": 4, "continuation": continuation, "vocab_size": V, "eos": 0, "ngram": 0, "ending": "fixed"}
+    report = CorpusReport(**sizes, fingerprint="", tokenizer="", splits={}, examples=())
+    made = Corpus(tmp_path, report, Tokenizer(words, eos=0))
     for name, seed in (("train", 0), ("validation", 1)):
         stream = runs(100, seed).astype(np.uint16)
         stream.tofile(tmp_path / f"{name}.bin")
-        made.report.splits[name] = SimpleNamespace(tokens=len(stream))
-    made.folder = tmp_path
+        made.report.splits[name] = SplitReport(documents=1, tokens=len(stream), bytes=0, windows=0)
     return made
 
 

@@ -22,9 +22,8 @@ from freenergy.core.errors import UserError
 from freenergy.corpus.settings import BytePairTokenizer
 from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import locate_model
-from freenergy.lm.presets import preset
+from freenergy.lm.presets import Shape, preset, shape_in, shape_of
 from freenergy.lm.settings import PretrainedBase
-from freenergy.lm.shapes import Shape, shape_in, shape_of
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
 from freenergy.training.settings import Optimisation, TrainedBase

@@ -20,7 +20,7 @@ from typing import final
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
-from freenergy.lm.shapes import Shape
+from freenergy.lm.presets import Shape
 
 _BITS_OVER = 1.5  # a token's, over log₂ V
 _NUMBERS = 12.5  # bytes a draw, of its two log-probabilities

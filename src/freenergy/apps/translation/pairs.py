@@ -32,8 +32,8 @@ from freenergy.core.files import fingerprint, read_json, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.corpus import BytePairTokenizer, Tokenizer
-from freenergy.corpus.learn import learn
 from freenergy.corpus.resources import RESOURCES, locate
+from freenergy.corpus.tokenizer import learn
 from freenergy.lm.networks.protocol import Batch
 
 _MADE_OF = "tokenizer_made_of.json"

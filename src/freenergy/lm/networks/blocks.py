@@ -2,9 +2,8 @@
 
     given = w_{s},    tokens = w_{s+1} … w_{s+block}
 
-``BlockData`` takes blocks from all over the stream, every epoch at another offset and in another order. ``LaneData``
-reads on: the stream is folded into as many lanes as a batch has rows, and step s reads the s-th block of every lane, so
-that a network with a memory finds there what came before.
+``BlockData`` takes blocks from all over the stream. ``LaneData`` reads on: step s reads the s-th block of every lane,
+so that a network with a memory finds there what came before.
 """
 
 from collections.abc import Iterator

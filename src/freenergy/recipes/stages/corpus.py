@@ -1,7 +1,7 @@
 """Stage ``corpus``: the name of a text → its files → tokenizer, token streams, windows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
         found = prepare(settings, tokenizer, sources, folder, run.recipe.corpus_seed, progress, workers=run.workers)
-        return {"text": text} | found.to_json()
+        return {"text": text} | asdict(found)
 
     return Plan(inputs, work)
 

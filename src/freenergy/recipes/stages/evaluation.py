@@ -22,8 +22,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.core.workers.shards import ShardJob, prefetch_shards
 from freenergy.corpus import Corpus, Windows
 from freenergy.energies.load import load_energy

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash, fingerprint, read_arrays
 from freenergy.core.progress import Progress
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import WorkerPool
 from freenergy.corpus import Corpus, CorpusSettings, Windows
 from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.read import find, read, size

@@ -17,8 +17,7 @@ from freenergy.core.errors import DivergenceError
 from freenergy.core.files import read_json, write_json, write_text
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.runs.keys import key_of
 from freenergy.runs.run import Run, run, working_in
