@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 
 from freenergy import UserError
 from freenergy.web.running import address, bound
-from freenergy.web.security import is_loopback, loopback_hosts, same_token, secure
+from freenergy.web.security import LOOPBACK_HOSTS, is_loopback, same_token, secure
 from freenergy.web.settings import ServerSettings
 
 TOKEN = "a-token-of-twenty-odd-letters"
@@ -191,7 +191,7 @@ def test_tokens_and_hosts():
     assert not same_token("a", "")
     assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8")] == [True] * 5
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "")] == [False] * 5
-    assert set(loopback_hosts()) == {"127.0.0.1", "localhost", "[::1]"}
+    assert set(LOOPBACK_HOSTS) == {"127.0.0.1", "localhost", "[::1]"}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_settings_that_are_not_safe(settings, words):
 
 def test_settings_beyond_loopback():
     assert ServerSettings(host="0.0.0.0", token=TOKEN).hosts is None
-    assert ServerSettings().hosts == loopback_hosts()
+    assert ServerSettings().hosts == LOOPBACK_HOSTS
 
 
 def test_sockets():

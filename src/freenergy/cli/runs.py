@@ -106,7 +106,6 @@ def _figures(folder: Path, table: dict[str, Any], bars: "Bars") -> list[Path]:
 
 
 def _show_experiment(table: dict[str, Any]) -> None:
-    """Print the table, and what differs from the controls."""
     from freenergy.cli.show import OUT, show_table, show_wide
     from freenergy.runs.sweep.table import budget, difference_rows, main_rows
 

@@ -103,18 +103,15 @@ def serve(
     try:
         from freenergy.apps.study.web import create_study_app
         from freenergy.web.running import run
-        from freenergy.web.security import is_loopback, loopback_hosts
+        from freenergy.web.security import LOOPBACK_HOSTS, is_loopback
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: install it with pip install 'freenergy[web]'") from None
     from freenergy.apps.study import Store, Study
 
-    def say(words: str) -> None:
-        typer.echo(words, err=True)
-
-    known = (*loopback_hosts(), *(name or ()))
+    known = (*LOOPBACK_HOSTS, *(name or ()))
     with Store(Study.open(folder)) as store:
         app = create_study_app(store, hosts=known if is_loopback(host) or name else None)
-        run(app, host=host, port=port, words=say)
+        run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
 
 
 @study_app.command()
@@ -146,7 +143,6 @@ def _page(folder: Path, summary: dict[str, Any]) -> str | None:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    """Print the tables of the page."""
     from freenergy.cli.show import show_table
     from freenergy.report.study import sentence, simulated, tables
 

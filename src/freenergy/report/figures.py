@@ -237,7 +237,6 @@ def _density(ax: Axes, values: Sequence[Any], name: str) -> None:
 
 
 def _apart(differences: dict[str, Any]) -> str:
-    """Return the differences of means, in words."""
     parts = []
     for model in ("base", "joint"):
         by_text = differences.get(model)

@@ -110,16 +110,10 @@ def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]
 
 def _baseline(name: str, found: dict[str, Any]) -> list[str]:
     against = found.get("against_base") or {}
-    return [
-        name,
-        number(found["perplexity"]),
-        interval(found.get("interval")),
-        number(found.get("per_word")),
-        number(found.get("per_byte")),
-        gain(against.get("percent")),
-        gain_interval(against.get("interval")),
-        minutes(found.get("cpu_seconds")),
-    ]
+    per_unit = [number(found.get(unit)) for unit in ("per_word", "per_byte")]
+    gains = [gain(against.get("percent")), gain_interval(against.get("interval"))]
+    own = [number(found["perplexity"]), interval(found.get("interval")), *per_unit]
+    return [name, *own, *gains, minutes(found.get("cpu_seconds"))]
 
 
 def diagnostics(joint: dict[str, Any]) -> ReportTable:

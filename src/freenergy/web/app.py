@@ -60,9 +60,16 @@ def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
     )
     registry = CollectorRegistry()  # its own, so that two servers in one process do not interfere
     registry.register(_OfServer(server))
-    app.include_router(_api(server, settings))
-    app.include_router(_watching(server, settings, registry))
+    app.include_router(_api(server, settings, registry))
     app.include_router(playground.router(server, settings))
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Return whether it lives; asks for no token, since load balancers have none."""
+        uptime, is_alive = time.monotonic() - server.begun, server.turns.is_alive
+        told = {"status": "ok" if is_alive else "stopped", "model": settings.name, "queue": len(server.turns)}
+        return Json(told | {"uptime_seconds": round(uptime, 1)}, 200 if is_alive else 503)
+
     for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
         app.add_exception_handler(kind, _error_response)
     secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
@@ -70,8 +77,8 @@ def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
-    """Return the routes for programs."""
+def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegistry) -> APIRouter:
+    """Return the routes for programs, which ask for the token."""
     found = APIRouter(dependencies=[Depends(settings.authorise)])
     spelling, begun = Spelling(server.tokenizer), int(time.time())
 
@@ -114,21 +121,7 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
         work = partial(server.model.score, body.prefix, body.candidates, ends=body.ends)
         return (await unless_gone(request, server.call(work))).to_json()
 
-    return found
-
-
-def _watching(server: ModelServer, settings: ServerSettings, registry: CollectorRegistry) -> APIRouter:
-    """Return the routes for those who look after the server."""
-    found = APIRouter()
-
-    @found.get("/health")
-    async def health() -> Response:
-        """Return whether it lives; asks for no token, since load balancers have none."""
-        uptime, is_alive = time.monotonic() - server.begun, server.turns.is_alive
-        told = {"status": "ok" if is_alive else "stopped", "model": settings.name, "queue": len(server.turns)}
-        return Json(told | {"uptime_seconds": round(uptime, 1)}, 200 if is_alive else 503)
-
-    @found.get("/metrics", dependencies=[Depends(settings.authorise)])
+    @found.get("/metrics")
     async def numbers() -> Response:
         """Return counts in Prometheus's text form."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -151,7 +144,6 @@ async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) 
 
 
 async def _error_response(_: Request, error: Exception) -> Response:
-    """Return an error in the dialect."""
     status, body = _status_and_body(error)
     return Json(body, status, getattr(error, "headers", None))
 

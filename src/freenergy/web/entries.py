@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Streams
@@ -82,9 +82,7 @@ class UntilLeft:
         """Ignore the message."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(NamedTuple):
     """All texts, and how they came about: the last event."""
 
     texts: Texts

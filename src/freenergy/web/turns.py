@@ -215,7 +215,6 @@ class Turns:
                 entry.advance(part)
 
     def _parts(self, group: Sequence[QueueEntry], count: int) -> list[Any]:
-        """Return the result for each entry of the group."""
         if count:
             found: list[Any] = [
                 *draw_together([entry.request for entry in group if isinstance(entry.request, DrawRequest)], count)

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_1samp
 
-from freenergy.apps.images.domain import Images, ImagesRecipe, nats_of
+from freenergy.apps.images.domain import Images, ImageSettings, ImagesRecipe, build_module, nats_of
 from freenergy.apps.images.pixelcnn import ImageShape
-from freenergy.apps.images.settings import ImageSettings, build_module
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from freenergy import UserError
-from freenergy.apps.study.statistics import Outcomes, Preference
+from freenergy.apps.study.summary import Outcomes, Preference
 
 # Table 2, from top to bottom: Model1, Model2, rate in percent, p-value
 TABLE_2 = {

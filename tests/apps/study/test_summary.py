@@ -9,7 +9,7 @@ from freenergy import UserError
 from freenergy.apps.study import Study, simulate, summarise, write_summary
 from freenergy.apps.study.assigning import answer, next_page
 from freenergy.apps.study.items import Item
-from freenergy.apps.study.statistics import Outcomes
+from freenergy.apps.study.summary import Outcomes
 from freenergy.report.study import preference, raters, sentence, simulated, study_page
 
 # votes of three raters for the six pairs; rater 3 misses the checks of the page or pages that hold pair 0

@@ -19,20 +19,20 @@ import gzip
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from freenergy.apps.images.settings import Binarise
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Batch
 
+Binarise = Literal["stochastic", "threshold", "none"]
+Pixels = UInt8[np.ndarray, "_images height width channels"]  # a byte for each channel of each pixel
 _IDX_IMAGES = 0x00000803
 _IDX_HEADER = struct.Struct(">4I")
 _CIFAR_SIDE = 32
@@ -45,17 +45,8 @@ _GET = (
 )
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageSet:
-    """Training and test images, a byte for each channel of each pixel."""
-
-    train: UInt8[np.ndarray, "train height width channels"]
-    test: UInt8[np.ndarray, "test height width channels"]
-
-
-def read_images(folder: Path) -> ImageSet:
-    """Return the images of a folder, MNIST or CIFAR-10."""
+def read_images(folder: Path) -> tuple[Pixels, Pixels]:
+    """Return training and test images of a folder, MNIST or CIFAR-10."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder} with images: create it, and {_GET}")
     if (first := _idx_path(folder, "train")) and (second := _idx_path(folder, "t10k")):
@@ -66,7 +57,7 @@ def read_images(folder: Path) -> ImageSet:
         raise UserError(f"the folder {folder} contains neither MNIST nor CIFAR-10: {_GET}")
     if train.shape[1:] != test.shape[1:]:
         raise UserError(f"training and test images in {folder} differ in size: download both from the same source")
-    return ImageSet(train, test)
+    return train, test
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "images height width"]:
@@ -90,9 +81,7 @@ def read_cifar(path: Path) -> UInt8[np.ndarray, "images 32 32 3"]:
     return np.ascontiguousarray(planes.reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE).transpose(0, 2, 3, 1))
 
 
-def as_tokens(
-    images: UInt8[np.ndarray, "images height width channels"], how: Binarise, rng: Rng
-) -> UInt8[Tensor, "images pixels"]:
+def as_tokens(images: Pixels, how: Binarise, rng: Rng) -> UInt8[Tensor, "images pixels"]:
     """Return images as rows of levels in raster order, channel last; image n has its own random stream."""
     rows = images.reshape(len(images), -1)
     match how:
@@ -102,12 +91,9 @@ def as_tokens(
             return torch.from_numpy((rows >= 128).astype(np.uint8))
         case "stochastic":
             parts = range(0, len(rows), _BATCH_SIZE)
-            return torch.cat([_stochastic(rows[n : n + _BATCH_SIZE], rng.child(n)) for n in parts])
-
-
-def _stochastic(rows: UInt8[np.ndarray, "images pixels"], rng: Rng) -> UInt8[Tensor, "images pixels"]:
-    intensity = torch.from_numpy(rows.copy()).double() / 255
-    return (rng.uniform(*rows.shape) < intensity).to(torch.uint8)
+            levels = [(n, torch.from_numpy(rows[n : n + _BATCH_SIZE].copy())) for n in parts]
+            drawn = [rng.child(n).uniform(*part.shape) < part.double() / 255 for n, part in levels]
+            return torch.cat(drawn).to(torch.uint8)
 
 
 def _idx_path(folder: Path, split: str) -> Path | None:

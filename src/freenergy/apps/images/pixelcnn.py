@@ -74,8 +74,8 @@ class PixelModule(nn.Module):
         self.shape = shape
 
     def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
-        """Return the features of the rows above for each layer of ``beside``."""
-        raise NotImplementedError
+        """Return the features of the rows above for each layer of ``beside``; none where one stack reads both parts."""
+        return []
 
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
@@ -122,10 +122,6 @@ class PixelCNN(PixelModule):
         self.reach = _FIRST + blocks
         self.readers = (self.first,)
 
-    def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
-        """Return nothing: one stack reads both parts."""
-        return []
-
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows logits h w"]:
@@ -159,11 +155,7 @@ class PixelNetwork:
 
     def __init__(self, module: PixelModule) -> None:
         self.module, self.shape = module, module.shape
-
-    @property
-    def vocab_size(self) -> int:
-        """V: the levels of a pixel."""
-        return self.shape.levels
+        self.vocab_size = module.shape.levels
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Return f at the first T positions; the rows of pixels below are not computed."""

@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import torch
 
@@ -23,9 +23,7 @@ EXPIRES_SECONDS = 3600.0
 Why = Literal["finished", "waiting", "not qualified"]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShownItem:
+class ShownItem(NamedTuple):
     """A comparison as it is shown: ``first`` is the text on the left."""
 
     item: Item
@@ -49,9 +47,7 @@ class Page:
     places: tuple[ShownItem, ...]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """Nothing is left to do, and why; ``pages`` of pairs were answered."""
 
     why: Why
@@ -163,7 +159,6 @@ def _firsts(store: Store, rater: Rater) -> list[Text]:
 
 
 def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page:
-    """Return a page as it is shown."""
     row = db.execute("SELECT * FROM pages WHERE id = ?", (page,)).fetchone()
     rows = db.execute("SELECT * FROM places WHERE page = ? ORDER BY place", (page,)).fetchall()
     places = tuple(ShownItem(store.study.items[place["item"]], place["first"]) for place in rows)

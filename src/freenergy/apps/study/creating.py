@@ -66,15 +66,11 @@ class _Writer:
         if law == "joint" and not joint.has_energy:
             raise UserError(f"the run in {folder} has no energy and so no residual model: use --a base or --b base")
         law = law or ("joint" if joint.has_energy else "base")
-        sampler = (
-            Plain(truncation=making.truncation)
-            if law == "base"
-            else Resampling(candidates=making.candidates, truncation=making.truncation)
-        )
-        task = GenerationTask.of(
-            joint, "", making.length, seed, Writing(sampler=sampler, max_context=joint.max_context)
-        )
-        return cls(task, folder, law)
+        sampler: Plain | Resampling = Plain(truncation=making.truncation)
+        if law == "joint":
+            sampler = Resampling(candidates=making.candidates, truncation=making.truncation)
+        writing = Writing(sampler=sampler, max_context=joint.max_context)
+        return cls(GenerationTask.of(joint, "", making.length, seed, writing), folder, law)
 
     def __call__(self, prefix: str, rng: Rng) -> str:
         tokenizer = self.task.model.tokenizer
@@ -83,7 +79,6 @@ class _Writer:
         return spoken(tokenizer, tokenizer.encode(prefix), text.tokens)
 
     def about(self) -> dict[str, Any]:
-        """Return what names the model and its texts."""
         folder = self.folder.resolve()
         key = {key: value for key, value in self.task.key(model_key(self.folder)).items() if key != "prefixes"}
         return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **key}
@@ -118,7 +113,10 @@ def create(
     corpus = Corpus.open(this.stage("corpus"))
     joint = load_or_base(run_a)
     a = _Writer.of(joint, this.folder, making.a, making, settings.seed)
-    b = _second(joint, this, run_b, making, settings.seed)
+    b: _Writer | None = None
+    if str(run_b) != HUMAN:
+        is_same = Path(run_b).resolve() == this.folder.resolve()  # what is in memory already is not loaded again
+        b = _Writer.of(joint if is_same else load_or_base(run_b), Path(run_b), making.b, making, settings.seed)
     if b is not None and a.about() == b.about():
         raise UserError(f"{run_a} would be compared with itself: give another run, or --a base and --b joint")
     source, identity = _held_out(this, corpus, a, settings, making, progress)
@@ -137,14 +135,6 @@ def create(
                 lines.add(asdict(item))
                 advance(1)
     return Study.open(folder)
-
-
-def _second(joint: ResidualModel, this: ResidualRun, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
-    """Return the other model; one that is in memory already is not loaded again."""
-    if str(run_b) == HUMAN:
-        return None
-    is_same = Path(run_b).resolve() == this.folder.resolve()
-    return _Writer.of(joint if is_same else load_or_base(run_b), Path(run_b), making.b, making, seed)
 
 
 def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, dict[str, Any]]) -> None:

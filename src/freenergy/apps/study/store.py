@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 from freenergy.apps.study.items import ANSWERS, KINDS, Study
 from freenergy.core.errors import UserError
@@ -73,18 +73,14 @@ FROM votes JOIN places USING (page, place) JOIN pages ON pages.id = votes.page
 """
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Invitation:
+class Invitation(NamedTuple):
     """A rater's label, and the token, which is shown once."""
 
     label: str
     token: str
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Rater:
+class Rater(NamedTuple):
     """An invited rater."""
 
     id: int

@@ -12,16 +12,15 @@ How likely a network finds the true translation, word by word, after the truth a
     true prefix:   log q(x_t | source, x_<t)            teacher forcing, as in training
     own prefix:    log q(x_t | source, ŷ_<t)            ŷ = the network's own greedy translation, as in use
 
-The paper counts the true words that E-ARM finds likelier than a baseline where both translate training sentences (Table
-8, after Zhang et al. 2019) and does not say after which words. Ours is free running: every network predicts the true
-token x_t after its own first t − 1 tokens, because exposure bias is what its own words do to it. Beyond the end of ŷ
-there is nothing to predict, so the places are t ≤ |ŷ| with EOS. Words are tokens of the shared vocabulary.
+The paper counts the true words that E-ARM finds likelier than a baseline (Table 8, after Zhang et al. 2019) and does
+not say after which words. Ours is free running, because exposure bias is what a network's own words do to it. Beyond
+the end of ŷ there is nothing to predict, so the places are t ≤ |ŷ| with EOS. Words are tokens of the shared vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -41,9 +40,7 @@ Sentences = list[list[int]]  # tokens, with EOS if the sentence is complete
 LogProbs = list[np.ndarray]  # of each sentence, place by place
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Resampled:
+class Resampled(NamedTuple):
     """Of K candidates for every source: one drawn by weight, the one with the largest S, and the first draw."""
 
     drawn: Sentences

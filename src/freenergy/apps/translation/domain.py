@@ -155,7 +155,6 @@ class Translation(Domain):
         return written, load_log_probs(folder / _TRUTH)
 
     def _text(self, ids: list[int]) -> str:
-        """On one line."""
         return " ".join(self.tokenizer.decode(ids).split())
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -52,9 +52,7 @@ class Pairs:
         return len(self.source)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Splits:
+class Splits(NamedTuple):
     """The three splits."""
 
     train: Pairs

@@ -10,9 +10,8 @@ sentences:
 
 s_i is what sentence i adds: for BLEU its n-grams, those of them that match, and two lengths; for a mean its value and a
 one. r runs over seeds: a sentence stands with its translations by all the networks of a system, so f is the score of
-their outputs put together. A resample draws N of the N sentences with replacement, with all that belongs to each, for
-both systems alike (Koehn 2004); quantiles as in ``evaluation.bootstrap``. That interval is about other sentences, for
-these networks. The variation between seeds is in the experiment's own interval over seeds.
+their outputs put together. The interval over sentences is a bootstrap of them for both systems alike (Koehn 2004);
+the variation between seeds is in the experiment's own interval over seeds.
 """
 
 import re

@@ -55,18 +55,9 @@ class Translator:
                 f"a {type(model).__name__} is not an encoder–decoder with a start token: give a model "
                 "of AutoModelForSeq2SeqLM with decoder_start_token_id in its config"
             )
+        self.module: nn.Module = model
         self.model: Any = model
-        self.eos, self.start = eos, start
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-        return self.model  # type: ignore[no-any-return]
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return int(self.model.config.vocab_size)
+        self.eos, self.start, self.vocab_size = eos, start, int(model.config.vocab_size)
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Return at position t the logits of token t, given the source and tokens 0 … t − 1."""

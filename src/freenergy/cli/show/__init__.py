@@ -76,9 +76,7 @@ class Bars:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout."""
-    table = Table(title=escape(title), title_justify="left")
-    for column in columns:
-        table.add_column(column)
+    table = Table(*columns, title=escape(title), title_justify="left")
     for row in rows:
         table.add_row(*(escape(text) for text in row))
     OUT.print(table)
