@@ -28,8 +28,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, exclusive_lock, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.workers.pool import InProcess, WorkerPool
-from freenergy.runs.folder import adopt, begin, check_free, withdraw
-from freenergy.runs.keys import key_of, package_version
+from freenergy.runs.folder import adopt, begin, check_free, key_of, package_version, withdraw
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
 _SILENT, _IN_PROCESS, _ALONE = Silent(), InProcess(), Ranks()

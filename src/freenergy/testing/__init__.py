@@ -7,13 +7,10 @@
 known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny transformers and tiny runs for tests.
 """
 
-from freenergy.testing.energies import check_energy
 from freenergy.testing.enumerating import EnumeratingRng, branches, law
-from freenergy.testing.language_models import check_language_model
-from freenergy.testing.noise import check_noise
-from freenergy.testing.objectives import check_objective
-from freenergy.testing.partition import check_estimator
-from freenergy.testing.samplers import check_kernel, check_sampler
+from freenergy.testing.models import check_energy, check_language_model
+from freenergy.testing.targets import check_estimator, check_kernel, check_sampler
+from freenergy.testing.training import check_noise, check_objective
 from freenergy.testing.worlds import World
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""An Rng that walks every branch, so that a sampler's law is known exactly.
+"""An Rng that walks every branch, so that a sampler's law is known exactly; and every string of a space.
 
     law(y) = Σ over branches with result y of Π (probability of each choice made)
 
@@ -7,6 +7,7 @@ option, and the branch's probability is the product of what was chosen. No stati
 The cost is one run per branch, so keep the space below about ten thousand branches.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng, Rows
+from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 
+Lists = Sequence[Sequence[int]]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -123,3 +126,19 @@ def law(function: Callable[[Rng], T], key: Callable[[T], K]) -> dict[K, float]:
     for probability, result in branches(function):
         total[key(result)] = total.get(key(result), 0.0) + probability
     return total
+
+
+def everything(contexts: Lists, space: SequenceSpace) -> Continuations:
+    """Return every string of the space as a continuation of each context."""
+    strings, B = space.enumerate(), len(contexts)
+    tokens = strings.tokens.expand(B, *strings.tokens.shape)
+    return Continuations(Sequences.from_lists(contexts), tokens, strings.lengths.expand(B, -1))
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float, claim: str) -> None:
+    """Raise an AssertionError that names the claim and its error; −∞ on both sides is equal."""
+    found, wanted = found.double().cpu(), wanted.double().cpu()
+    both_impossible = (found == -math.inf) & (wanted == -math.inf)
+    gap = torch.where(both_impossible, 0, (found - wanted).abs())
+    worst = float(gap.max()) if gap.numel() else 0.0
+    assert worst <= tolerance, f"{claim}: off by {worst:.2e}, more than {tolerance:.0e}"

@@ -20,7 +20,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.tabular import TabularLM
 from freenergy.models.residual import Residual
-from freenergy.testing.comparing import everything
+from freenergy.testing.enumerating import everything
 
 
 @final

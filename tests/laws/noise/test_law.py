@@ -27,7 +27,7 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.learned import Learned, NgramLogits
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.testing.comparing import everything
+from freenergy.testing.enumerating import everything
 from freenergy.training.contrastive_batches import ContrastiveBatch, FreshContrast, StoredContrast, scores_of
 from freenergy.training.loop import fit
 from freenergy.training.noise_law import NoiseLaw

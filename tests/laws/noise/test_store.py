@@ -18,7 +18,7 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
 from freenergy.noise.stored import Stored
-from freenergy.testing.noise import draws_of
+from freenergy.testing.training import draws_of
 
 V, P, L, K = 5, 4, 3, 6
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)

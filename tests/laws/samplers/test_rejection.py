@@ -24,7 +24,7 @@ from freenergy.samplers.divergence import (
 )
 from freenergy.samplers.rejection import QuasiRejection, Rejection
 from freenergy.testing import branches
-from freenergy.testing.samplers import law_of_results
+from freenergy.testing.targets import law_of_results
 
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 PROPOSALS = [

@@ -23,8 +23,8 @@ from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.networks.protocol import Data, Network
 from freenergy.objectives.earm import EARM
-from freenergy.recipes.families.common import CommonRecipe
-from freenergy.runs.keys import without_defaults
+from freenergy.recipes.families import CommonRecipe
+from freenergy.runs.folder import without_defaults
 from freenergy.runs.run import Plan, Run, Stage, run
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.checkpoint import restore_weights, save_weights

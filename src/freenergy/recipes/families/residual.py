@@ -20,7 +20,7 @@ from freenergy.energies.registry import AnyEnergy
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.settings import NgramBase, PretrainedBase, RemoteBase
 from freenergy.noise.settings import NegativeSettings
-from freenergy.recipes.families.common import CommonRecipe
+from freenergy.recipes.families import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines

@@ -19,7 +19,7 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.evaluation.perplexity import Measurement
-from freenergy.runs.keys import key_of
+from freenergy.runs.folder import key_of
 from freenergy.runs.run import Run, run, working_in
 from freenergy.runs.sweep.rows import LONGEST_NAME, RowRecipe, Sweep, SweepRow, folder_name, labelled
 from freenergy.runs.sweep.table import Group, markdown, table

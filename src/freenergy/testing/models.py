@@ -1,4 +1,4 @@
-"""The contract of ``LanguageModel``: each check is one law of the role, and its docstring is the equation."""
+"""The contracts of ``LanguageModel`` and ``Energy``: each check is one law, and its docstring is the equation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, LanguageModel
+from freenergy.core.roles import Draws, Energy, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
-from freenergy.testing.comparing import Lists, assert_close, everything
-from freenergy.testing.enumerating import law
+from freenergy.testing.enumerating import Lists, assert_close, everything, law
 
 
 def check_language_model(
@@ -154,3 +153,20 @@ def _log_proposal(lm: LanguageModel, draws: Draws, truncation: Truncation) -> Te
         for i, (b, n, x) in enumerate(live):
             total[b, n] += log_q[i, x[t]].item()
     return total
+
+
+def check_energy(energy: Energy, x: Continuations, *, tolerance: float = 1e-5) -> None:
+    """Check every law of ``Energy``: [B, N], finite, the same each time, batch = single, padding inert."""
+    first = energy(x).detach()
+    assert tuple(first.shape) == x.shape, f"the energy has shape {tuple(first.shape)}, not {x.shape}"
+    assert first.isfinite().all(), f"the energy is not finite at {(~first.isfinite()).nonzero().tolist()[:3]}"
+    assert torch.equal(energy(x).detach(), first), "the energy of the same continuations changed between two calls"
+    for b in range(x.shape[0]):
+        alone = energy(x[b : b + 1]).detach()
+        assert_close(alone[0], first[b], tolerance, f"batch = single at context {b}")
+    turned = energy(x.candidates(torch.arange(x.shape[1]).flip(0))).detach()
+    assert_close(turned.flip(1), first, tolerance, "the order of candidates does not matter")
+    fill = partial(torch.nn.functional.pad, pad=(0, 3))
+    wide = Sequences(fill(x.contexts.tokens), x.contexts.lengths)
+    padded = energy(Continuations(wide, fill(x.tokens), x.lengths)).detach()
+    assert_close(padded, first, tolerance, "padding is inert")
