@@ -271,5 +271,4 @@ def versions() -> dict[str, str]:
 
 
 def _cpu_seconds(workers: WorkerPool) -> float:
-    """Returns the CPU time of this process and of the workers."""
     return time.process_time() + workers.cpu_seconds

@@ -33,8 +33,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
-from freenergy.samplers.requests import DrawRequest, drive
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked
+from freenergy.samplers.sampled import SILENT, DrawRequest, Sampled, check_call, drive, picked
 
 
 @final

@@ -112,5 +112,4 @@ class Ranking:
 
 
 def _short(text: str) -> str:
-    """As a literal, on one line."""
     return repr(text if len(text) <= 60 else text[:59] + "…")

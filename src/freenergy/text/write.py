@@ -14,9 +14,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
 from freenergy.corpus import Tokenizer
 from freenergy.models.residual import Residual
-from freenergy.samplers.requests import Request, sampling
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import Sampled, Sampler
+from freenergy.samplers.sampled import Request, Sampled, Sampler, sampling
 from freenergy.text.chunks import Chunk, Drawn, check_look_ahead, watched, writing_steps
 from freenergy.text.texts import Text, Texts
 
@@ -79,7 +78,6 @@ def generate(target: Target[Residual], tokenizer: Tokenizer, prefix: str, rng: R
 def _one_text(
     target: Target[Residual], tokenizer: Tokenizer, rng: Rng, writing: Writing, r: int
 ) -> Generator[Request | Event, Any, list[Chunk]]:
-    """Write text r chunk by chunk."""
     steps = writing_steps(
         target, rng, chunks=writing.chunks, sampler=writing.sampler, eos=tokenizer.eos, look_ahead=writing.look_ahead,
         max_context=writing.max_context, max_tokens=writing.max_tokens,

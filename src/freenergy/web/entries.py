@@ -14,7 +14,7 @@ from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Streams
 from freenergy.core.scored import Scored
 from freenergy.core.sequences import Sequences
-from freenergy.samplers.requests import DrawRequest, SamplerRequest
+from freenergy.samplers.sampled import DrawRequest, SamplerRequest
 from freenergy.text.chunks import Drawn
 from freenergy.text.texts import Texts
 from freenergy.text.write import Added

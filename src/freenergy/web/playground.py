@@ -33,8 +33,7 @@ from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
-from freenergy.samplers.requests import DrawRequest
-from freenergy.samplers.sampled import Sampled
+from freenergy.samplers.sampled import DrawRequest, Sampled
 from freenergy.text.choose_sampler import about_samplers, choose_sampler
 from freenergy.text.texts import Texts, diagnosis, evidence_lines, finite
 from freenergy.web.dialect import Body, Setting, TokenId

@@ -18,8 +18,7 @@ from typing import Any, final
 import torch
 
 from freenergy.core.scored import Scored
-from freenergy.samplers.requests import DrawRequest
-from freenergy.samplers.sampled import Sampled
+from freenergy.samplers.sampled import DrawRequest, Sampled
 from freenergy.web.entries import Event, QueueEntry, Steps, draw_together, kind
 from freenergy.web.settings import Limits
 

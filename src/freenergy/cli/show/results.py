@@ -14,8 +14,7 @@ from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.core.format import interval, significant
 from freenergy.recipes import StageResult
 from freenergy.report import tables
-from freenergy.text.next_table import COLUMNS, NextTable
-from freenergy.text.texts import Texts, evidence_lines
+from freenergy.text.texts import COLUMNS, NextTable, Texts, evidence_lines
 
 
 def show_stage(result: StageResult) -> None:

@@ -219,7 +219,6 @@ def _plan_base(run: Run[NetworkRecipe[Any]], progress: Progress) -> Plan:
 
 
 def _start(run: Run[NetworkRecipe[Any]]) -> Run[NetworkRecipe[Any]] | None:
-    """Returns the run whose weights this one begins with."""
     name = run.recipe.begin_from
     return Run((run.folder / name).resolve(), run.recipe) if name else None
 

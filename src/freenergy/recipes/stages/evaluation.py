@@ -68,7 +68,6 @@ def _measured(run: ResidualRun, shards: EvaluationShards, work: ShardJob, progre
 
 
 def _shards(opened: Opened) -> EvaluationShards:
-    """What the stage measures."""
     run, corpus, _ = opened
     settings, windows = run.recipe.evaluation, corpus.windows(run.recipe.evaluation.split)
     rng = Rng(run.recipe.seed).child("evaluation", "windows")

@@ -56,7 +56,6 @@ def folder_of(sweep: Sweep, out: str | Path | None) -> Path:
 def _group(
     sweep: Sweep, variant: str, rows: Sequence[SweepRow], root: Path, progress: Progress, workers: WorkerPool
 ) -> Group:
-    """Do all seeds of one variant."""
     first = _Seed(sweep, variant, tuple(rows), root, sweep.seeds[0], progress, workers)
     start = first.run_of(rows[0])
     start.recipe.check_rows([row.recipe for row in rows], start.folder, progress)
