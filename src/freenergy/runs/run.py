@@ -3,12 +3,9 @@
     key(stage) = fingerprint(version, its part of the recipe, what it reads, keys of the stages before)
 
 A stage works in a folder of its own. ``stage.json`` is written there last and holds the key and checksums of all files:
-while the key is the same, the stage is not done again. A folder that was begun with another key is emptied first, one
-that was begun with the same key resumes (``folder``). Which stages there are is up to the recipe; nothing here knows
-what they do.
-
-Under torchrun or ``accelerate launch`` all ranks call this. The first does what has no networks to train while the
-others wait; it alone writes the records in these folders.
+while the key is the same, the stage is not done again (``folder`` says when it resumes). Which stages there are is up
+to the recipe; nothing here knows what they do. Under torchrun or ``accelerate launch`` all ranks call this: the first
+does what has no networks to train while the others wait, and alone writes the records in these folders.
 """
 
 import json

@@ -5,10 +5,8 @@
     TV(P, P_β) = E_q[(w/Z − min(w, β)/Z_β)⁺]  ≤  1 − Z_β/Z                 since P_β ≥ P · min(1, β/w)
     KL(P ‖ P_β) = log(Z_β/Z) + E_P[(log w − log β)⁺]
 
-A larger bound is nearer to the target and accepts less. Every expectation is a mean over draws of q, so one set of
-draws gives the whole curve; the acceptance rate is unbiased, the others are ratios. None of them accounts for weights
-that have not been seen. The bound 1 − Z_β/Z may be far above the total variation: halving all the weights changes
-no law.
+Every expectation is a mean over draws of q, so one set of draws gives the whole curve; the acceptance rate is unbiased,
+the others are ratios. None of them accounts for weights that have not been seen.
 """
 
 import math

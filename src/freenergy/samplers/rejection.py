@@ -3,13 +3,9 @@
     x ~ q(· | c),      accept with probability min(1, w(x)/β),      until ``num`` are accepted
 
 Where w ≤ β everywhere, what is accepted follows the target exactly. Elsewhere it follows P_β ∝ q · min(w, β), whose
-distance from the target is estimated (``samplers.divergence``). Results are independent. The cost is β/Z_β proposals
-per result on average, so the running time is random; after ``max_proposals`` proposals it stops with an error.
-
-``Rejection`` takes the bound on trust. A weight above it disproves it, which is reported, and the distance is then that
-of quasi-rejection. With law "restricted", or without truncation, the weight is e^{−E}: log β is minus the lowest
-possible energy. ``QuasiRejection`` also chooses the bound, from a pilot of draws of which none is emitted, so
-that given β the law is P_β exactly.
+distance from the target is estimated (``samplers.divergence``). The cost is β/Z_β proposals per result on average.
+``Rejection`` takes the bound on trust, and reports a weight that disproves it. ``QuasiRejection`` also chooses the
+bound, from a pilot of draws of which none is emitted, so that given β the law is P_β exactly.
 """
 
 from dataclasses import dataclass, replace

@@ -5,13 +5,10 @@
     result = drive(steps)                                answers each request at once
 
 A sampler is its settings. It reports which law it samples, how far its own law can be from that (``distance``: a bound
-on the total variation; None where none is known), whether that is a guarantee or an estimate from the draws, and its
-cost. One context at a time: its candidates fill the machine, and memory does not grow with the number of
-contexts.
+on the total variation; None where none is known), whether that is an estimate, and its cost; one context at a time.
 
-Who drives the steps decides when requests are answered and with which others: the command line answers them one after
-the other, the server draws for many clients in one call. The results are the same. A sampler with a method ``requests``
-takes part in that; any other sampler is one request, answered by one call of it.
+Who drives the steps decides when requests are answered and with which others: the server draws for many clients in one
+call, with the same results. A sampler with a method ``requests`` takes part in that; any other is one request.
 """
 
 from collections.abc import Callable, Generator

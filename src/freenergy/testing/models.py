@@ -1,7 +1,6 @@
 """The contracts of ``LanguageModel`` and ``Energy``: each check is one law, and its docstring is the equation."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,13 +77,10 @@ def check_batch_is_single(lm: LanguageModel, contexts: Lists, length: int, toler
 def check_padding_is_inert(lm: LanguageModel, contexts: Lists, length: int, tolerance: float) -> None:
     """Tokens after the end of a string change nothing."""
     x = _some(lm, contexts, length)
-    fill = partial(torch.nn.functional.pad, pad=(0, 3), value=lm.vocab_size - 1)
-    garbage = x.tokens.masked_fill(~x.mask, lm.vocab_size - 1)
-    c = x.contexts
-    wide = Sequences(fill(c.tokens.masked_fill(~c.mask, lm.vocab_size - 1)), c.lengths)
-    padded = Continuations(wide, fill(garbage), x.lengths)
+    padded = _padded(x, lm.vocab_size - 1)
     assert_close(lm.log_prob(padded), lm.log_prob(x), tolerance, "padding is inert in log_prob")
-    assert_close(lm.next_log_probs(wide), lm.next_log_probs(c), tolerance, "padding is inert in next_log_probs")
+    wide, narrow = (lm.next_log_probs(each.contexts) for each in (padded, x))
+    assert_close(wide, narrow, tolerance, "padding is inert in next_log_probs")
 
 
 def check_draws(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolerance: float) -> None:
@@ -166,7 +162,14 @@ def check_energy(energy: Energy, x: Continuations, *, tolerance: float = 1e-5) -
         assert_close(alone[0], first[b], tolerance, f"batch = single at context {b}")
     turned = energy(x.candidates(torch.arange(x.shape[1]).flip(0))).detach()
     assert_close(turned.flip(1), first, tolerance, "the order of candidates does not matter")
-    fill = partial(torch.nn.functional.pad, pad=(0, 3))
-    wide = Sequences(fill(x.contexts.tokens), x.contexts.lengths)
-    padded = energy(Continuations(wide, fill(x.tokens), x.lengths)).detach()
-    assert_close(padded, first, tolerance, "padding is inert")
+    assert_close(energy(_padded(x, 0)).detach(), first, tolerance, "padding is inert")
+
+
+def _padded(x: Continuations, token: int) -> Continuations:
+    """The same strings with ``token`` after their ends, in three more columns too."""
+
+    def padded(tokens: Tensor, mask: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tokens.masked_fill(~mask, token), pad=(0, 3), value=token)
+
+    contexts = Sequences(padded(x.contexts.tokens, x.contexts.mask), x.contexts.lengths)
+    return Continuations(contexts, padded(x.tokens, x.mask), x.lengths)

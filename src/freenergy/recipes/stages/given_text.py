@@ -8,9 +8,8 @@ user asked for this text, but they are counted: on them a model is measured on w
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -35,9 +34,7 @@ _NGRAM = 24  # where the run keeps repeated windows, and so has no length of its
 _SHARED = "shared.safetensors"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class GivenText:
+class GivenText(NamedTuple):
     """Windows of a text, and which of them share ``ngram`` tokens in a row with the training text."""
 
     windows: Windows

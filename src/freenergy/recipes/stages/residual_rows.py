@@ -7,7 +7,7 @@ window; the interval is over documents.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,24 +49,18 @@ def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng
     if any(run.recipe.energy is None for run in (*ours, *others)):
         return {}
     a, b = ([_scored(run) for run in side] for side in (ours, others))
-    for one in (*a, *b):
-        if not np.array_equal(one.tokens, a[0].tokens):
-            raise UserError(
-                f"{ours[0].folder} and {others[0].folder} were measured on other windows: give all rows the same "
-                "corpus and evaluation, and the same seeds"
-            )
-    log_a, log_b = (np.mean([one.log_prob for one in side], axis=0) for side in (a, b))
-    return {"percent lower perplexity": paired_bootstrap(log_a, log_b, a[0].tokens, a[0].documents, rng)}
+    _, tokens, documents = a[0]
+    if not all(np.array_equal(of_run, tokens) for _, of_run, _ in (*a, *b)):
+        raise UserError(
+            f"{ours[0].folder} and {others[0].folder} were measured on other windows: give all rows the same corpus "
+            "and evaluation, and the same seeds"
+        )
+    log_a, log_b = (np.mean([log_prob for log_prob, _, _ in side], axis=0) for side in (a, b))
+    return {"percent lower perplexity": paired_bootstrap(log_a, log_b, tokens, documents, rng)}
 
 
-class _Scores(NamedTuple):
-    log_prob: np.ndarray
-    tokens: np.ndarray
-    documents: np.ndarray
-
-
-def _scored(run: ResidualRun) -> _Scores:
-    """Returns the certified log-probabilities of a run's windows."""
+def _scored(run: ResidualRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the certified log-probabilities of a run's windows, their tokens and their documents."""
     parts = [read_tensors(path) for path in sorted((run.stage("evaluation") / "scores").glob("*.safetensors"))]
     log_base, energy, lengths = (
         torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
@@ -75,4 +69,4 @@ def _scored(run: ResidualRun) -> _Scores:
     rows = open_candidates(run, corpus).rows.numpy()
     documents = corpus.windows(run.recipe.evaluation.split).documents[rows]
     log_prob = log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])
-    return _Scores(log_prob.numpy(), lengths[:, 0].numpy(), documents)
+    return log_prob.numpy(), lengths[:, 0].numpy(), documents

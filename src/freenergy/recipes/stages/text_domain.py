@@ -3,9 +3,8 @@
     perplexity = exp(Σ_b nats_b / Σ_b tokens_b)        over the blocks b of the test text, one after the other
     percent    = 100 · (1 − exp(−G)),   G = Σ_b (nats of the other − nats of ours)_b / Σ_b tokens_b
 
-Both networks read the same blocks, and nats are averaged over seeds first, so the interval of the percentage is over
-the documents of the test text (``evaluation.bootstrap``). Re-sampling by the energy of whole texts (Table 3 of Wang et
-al. 2022) is measured on windows, with bounds (``evaluation.certified``).
+Nats are averaged over seeds first, so the interval of the percentage is over the documents of the test text.
+Re-sampling by the energy of whole texts (Table 3 of Wang et al. 2022) is measured on windows, with bounds.
 """
 
 import copy

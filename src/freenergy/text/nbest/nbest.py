@@ -1,14 +1,10 @@
-"""Lists of candidates on disk: one JSON object a line.
+"""Lists of candidates on disk: one JSON object per line (docs/ranking.md).
 
     {"prefix": "…", "candidates": ["…", …], "scores": {"acoustic": [s_1, …]}, "reference": "…", "id": …, "document": …}
-
-Only ``candidates`` has to be there. ``scores`` are other models' log-scores of the candidates, high = good, the same
-names in every line. How wrong a candidate is comes from ``reference`` (words to change, put in or leave out) or stands
-there as ``errors``, one number a candidate:
-
     error rate = Σ errors of the chosen / Σ words of the references,      or / number of lists with ``errors``
 
-Lists of one ``document`` are alike and are resampled together. Nothing is held but the line at hand.
+Only ``candidates`` has to be there. How wrong a candidate is comes from ``reference`` (words to change, put in or leave
+out) or stands there as ``errors``, one number per candidate. Nothing is held but the line at hand.
 """
 
 import json
