@@ -129,19 +129,14 @@ class SamplerRequest:
 Request = DrawRequest | SamplerRequest
 
 
-@runtime_checkable
-class SharesDraws(Protocol):
-    """A sampler whose draws can be made together with those of others."""
-
-    def requests(self, target: Target[Any], num: int, rng: Rng) -> Generator[DrawRequest, Scored, Sampled]:
-        """Sample as ``__call__`` does, in steps."""
-
-
 def sampling(sampler: Sampler, target: Target[Any], num: int, rng: Rng) -> Generator[Request, Any, Sampled]:
     """Call any sampler in steps."""
-    if isinstance(sampler, SharesDraws):
-        return (yield from sampler.requests(target, num, rng))
-    sampled: Sampled = yield SamplerRequest(sampler=sampler, target=target, num=num, rng=rng)
+    in_steps = getattr(sampler, "requests", None)  # of samplers whose draws can be made together with those of others
+    sampled: Sampled
+    if in_steps is not None:
+        sampled = yield from in_steps(target, num, rng)
+    else:
+        sampled = yield SamplerRequest(sampler=sampler, target=target, num=num, rng=rng)
     return sampled
 
 

@@ -8,6 +8,7 @@ known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny t
 """
 
 from freenergy.testing.enumerating import EnumeratingRng as EnumeratingRng
+from freenergy.testing.enumerating import World as World
 from freenergy.testing.enumerating import branches as branches
 from freenergy.testing.enumerating import law as law
 from freenergy.testing.models import check_energy as check_energy
@@ -17,4 +18,3 @@ from freenergy.testing.targets import check_kernel as check_kernel
 from freenergy.testing.targets import check_sampler as check_sampler
 from freenergy.testing.training import check_noise as check_noise
 from freenergy.testing.training import check_objective as check_objective
-from freenergy.testing.worlds import World as World

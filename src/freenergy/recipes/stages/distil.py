@@ -119,7 +119,12 @@ def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progres
     summary = {
         "split": run.recipe.evaluation.split,
         "settings": asdict(settings),
-        "training": _training(task, chosen, work / "training" / _METRICS),
+        "training": {
+            "steps": len((work / "training" / _METRICS).read_text().splitlines()),
+            "chosen_step": chosen.step,
+            "kl_before": task.proposals.first.kl,
+            "kl_after": chosen.kl,
+        },
         **measured.all(
             settings.measured_draws,
             fingerprint([[run.finished(name)["key"] for name in _AFTER], asdict(settings), chosen.step]),
@@ -144,13 +149,6 @@ def _held_out(run: ResidualRun, corpus: Corpus, joint: ResidualModel, most: int)
     index = torch.arange(len(energy))
     draws = contrast.store.draws(index, corpus.windows("validation").continuations(contrast.store.rows[index]).contexts)
     return Scored(x=draws.x, log_base=draws.log_base, log_proposal=draws.log_proposal, energy=energy, law="model")
-
-
-def _training(task: DistilTask, chosen: Proposal, metrics: Path) -> dict[str, Any]:
-    """How training went, on validation windows."""
-    steps = len(metrics.read_text().splitlines())
-    before = task.proposals.first.kl
-    return {"steps": steps, "chosen_step": chosen.step, "kl_before": before, "kl_after": chosen.kl}
 
 
 @final
@@ -243,10 +241,8 @@ def _verdict(summary: dict[str, Any], chosen: Proposal) -> str:
     """What distilling has not done."""
     if not chosen.step:
         return "no step came nearer to the model than the base: take more draws or steps, or a lower learning rate"
-    low, (_, most) = (
-        summary["kl"]["less"]["interval"][0],
-        summary["perplexity"]["distilled"]["against_base"]["interval"],
-    )
+    low, _ = summary["kl"]["less"]["interval"]
+    _, most = summary["perplexity"]["distilled"]["against_base"]["interval"]
     if low is None:
         return "the text is one document, so the KL has no interval"
     return together(
