@@ -16,7 +16,7 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Kernel, Model, PartitionEstimator, Target
-from freenergy.core.sequences import Continuations, Sequences
+from freenergy.core.sequences import Sequences
 from freenergy.models.residual import Residual
 from freenergy.partition.estimate import LogPartition
 from freenergy.samplers.sampled import Sampled, Sampler
@@ -147,14 +147,10 @@ def _check_chains(kernel: Kernel[Any], target: Target[Residual], places: Tensor)
             "a chain that did not accept has moved"
         )
         for n in range(NUM):
-            alone = kernel.init(target, _one(before.x, n))
+            alone = kernel.init(target, before.x.candidates(torch.tensor([n])))
             own = kernel.step(target, alone, rng.shift(candidates=n))[0].x.lists()[0]
             assert own == [strings[n]], f"chain {n} moves otherwise when it is alone: chains must own their randomness"
         before = after
-
-
-def _one(x: Continuations, n: int) -> Continuations:
-    return x.candidates(torch.tensor([n]))
 
 
 def _check_results(found: Sampled, target: Target[Residual]) -> None:

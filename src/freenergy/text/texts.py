@@ -179,7 +179,8 @@ def evidence_lines(steps: Sequence[Sampled]) -> list[str]:
     accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
     rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
     how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
-    far = _far([step.distance for step in steps], how)
+    known = [step.distance for step in steps if step.distance is not None]
+    far = f"at most {max(known):.2g} ({how})" if len(known) == len(steps) else "not known"
     if any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers):
         far = "not known, since one candidate carries most of the weight"
     lines.append(
@@ -187,11 +188,6 @@ def evidence_lines(steps: Sequence[Sampled]) -> list[str]:
         f"{sum(step.base_tokens for step in steps):,} base tokens"
     )
     return lines
-
-
-def _far(distances: list[float | None], how: str) -> str:
-    known = [distance for distance in distances if distance is not None]
-    return f"at most {max(known):.2g} ({how})" if len(known) == len(distances) else "not known"
 
 
 def _target(step: Sampled) -> str:
