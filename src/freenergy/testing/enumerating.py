@@ -226,8 +226,13 @@ class World:
 
     def vector(self, law: Mapping[tuple[int, ...], float]) -> Float[Tensor, " strings"]:
         """Return a law over strings as a vector in the order of ``names``."""
-        assert set(law) <= set(self.names), f"the law has strings outside {self.space}"
-        return torch.tensor([law.get(name, 0.0) for name in self.names], dtype=torch.float64)
+        return as_vector(law, self.names)
+
+
+def as_vector(law: Mapping[tuple[int, ...], float], names: list[tuple[int, ...]]) -> Float[Tensor, " strings"]:
+    """Return a law over strings as a vector in the order of ``names``, which must be all strings that it has."""
+    assert set(law) <= set(names), f"{sorted(set(law) - set(names))[:3]} are outside of the space"
+    return torch.tensor([law.get(name, 0.0) for name in names], dtype=torch.float64)
 
 
 def total_variation(p: Tensor, q: Tensor) -> float:

@@ -20,7 +20,7 @@ from freenergy.core.sequences import Sequences
 from freenergy.models.residual import Residual
 from freenergy.partition.estimate import LogPartition
 from freenergy.samplers.sampled import Sampled, Sampler
-from freenergy.testing.enumerating import assert_close, branches, everything, law
+from freenergy.testing.enumerating import as_vector, assert_close, branches, everything, law
 
 ROUNDING = 1e-9
 NUM = 6  # results or chains in checks with real random numbers
@@ -174,8 +174,7 @@ def _probs(target: Target[Residual]) -> Float[Tensor, " strings"]:
 
 def _vector(found: dict[Any, float], target: Target[Residual]) -> Float[Tensor, " strings"]:
     names = [tuple(string) for string in target.space.enumerate().lists()]
-    assert set(found) - {"refused"} <= set(names), "a result lies outside of the space"
-    return torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float64)
+    return as_vector({name: p for name, p in found.items() if name != "refused"}, names)
 
 
 def check_estimator(
