@@ -43,8 +43,9 @@ from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.causal import inference
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import Domain, NetworkRecipe, TrainedNetwork, learning, measuring
+from freenergy.recipes.families.network import Domain, NetworkRecipe, learning, measuring
 from freenergy.runs.run import Run, Stage
+from freenergy.training.settings import TrainedNetwork
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time

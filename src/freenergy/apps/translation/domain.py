@@ -30,8 +30,9 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import Domain, NetworkRecipe, TrainedNetwork, learning, measuring
+from freenergy.recipes.families.network import Domain, NetworkRecipe, learning, measuring
 from freenergy.runs.run import Plan, Run, Stage
+from freenergy.training.settings import TrainedNetwork
 
 _TRUTH, _TEST, _OWN, _TRUE = "truth.safetensors", "test", "own_prefix", "true_prefix"
 
