@@ -54,7 +54,7 @@ def sample(
 ) -> None:
     """Continue a text with the run's residual model, or with its base where there is no energy."""
     from freenergy.recipes.open_run import load_or_base, model_key
-    from freenergy.text.choose_sampler import choose_sampler
+    from freenergy.samplers.registry import choose_sampler
     from freenergy.text.task import GenerationTask
     from freenergy.text.write import Writing
 
@@ -63,7 +63,7 @@ def sample(
     given = dict(_setting(text) for text in settings or ())
     short = {"candidates": candidates, "top_k": top_k, "top_p": top_p, "temperature": temperature}
     model = load_or_base(run_folder)
-    chosen = choose_sampler(model, sampler, given, short, allow_import=True)
+    chosen = choose_sampler(model.has_energy, sampler, given, short, allow_import=True)
     writing = Writing(sampler=chosen, num=num, chunks=chunks, look_ahead=look_ahead, max_context=model.max_context)
     task = GenerationTask.of(model, prefix if prefixes is None else prefixes, length, seed, writing)
     if out is None:

@@ -117,13 +117,9 @@ def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
             has_ended=tokenizer.eos in x,
         )
         for drawn, log_base, E, share in rows
-        for x in [_until(drawn, tokenizer.eos)]
+        # what follows the end of the document belongs to another
+        for x in [drawn[: drawn.index(tokenizer.eos) + 1] if tokenizer.eos in drawn else drawn]
     )
-
-
-def _until(tokens: list[int], eos: int) -> list[int]:
-    """Drop what follows the end of the document: it belongs to another."""
-    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
 def _cut(text: Text, max_tokens: int | None, tokenizer: Tokenizer) -> Text:

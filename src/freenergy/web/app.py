@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
-from freenergy.text.choose_sampler import about_samplers
+from freenergy.samplers.registry import about_samplers
 from freenergy.web import playground
 from freenergy.web.completions import Completion
 from freenergy.web.dialect import CompletionRequest, Refusal, ScoreRequest, as_event, is_base_name, kind_of, malformed
@@ -109,7 +109,7 @@ def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegis
     @found.get("/v1/samplers")
     async def samplers() -> dict[str, Any]:
         """List the samplers that a request may name, and the settings of each; the default is the first."""
-        return {"object": "list", "data": about_samplers(server.model)}
+        return {"object": "list", "data": about_samplers(server.model.has_energy)}
 
     @found.post("/score", dependencies=[Depends(json_only)])
     async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:

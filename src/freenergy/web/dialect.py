@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Law
 from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.samplers.registry import choose_sampler, sampler_names
 from freenergy.samplers.sampled import Sampler
-from freenergy.text.choose_sampler import choose_sampler, sampler_names
 from freenergy.text.model import ResidualModel
 from freenergy.text.texts import Texts, diagnosis, finite
 from freenergy.web.settings import ServerSettings
@@ -128,11 +128,11 @@ class CompletionRequest(Body):
         truncation, settings = self.truncation(model.base.vocab_size), self.settings or {}
         short: dict[str, Any] = {"candidates": self.candidates, "law": self.law}
         short |= {name: value for name, value in asdict(truncation).items() if value != getattr(ANCESTRAL, name)}
-        is_resampling = (self.sampler or sampler_names(model)[0]) == "resampling"
+        is_resampling = (self.sampler or sampler_names(model.has_energy)[0]) == "resampling"
         if is_resampling and self.candidates is None and "candidates" not in settings:
             # of the likeliest token at each step all candidates would be the same
             short["candidates"] = 1 if truncation.top_k == 1 else candidates
-        return choose_sampler(model, self.sampler, settings, short)
+        return choose_sampler(model.has_energy, self.sampler, settings, short)
 
     def stops(self) -> tuple[str, ...]:
         """Return the strings that end a text."""

@@ -33,8 +33,8 @@ from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
 from freenergy.recipes.stages.evaluation import SUMMARY
 from freenergy.report import look
+from freenergy.samplers.registry import about_samplers, choose_sampler
 from freenergy.samplers.sampled import DrawRequest, Sampled
-from freenergy.text.choose_sampler import about_samplers, choose_sampler
 from freenergy.text.texts import Texts, diagnosis, evidence_lines, finite
 from freenergy.web.dialect import Body, Setting, TokenId
 from freenergy.web.entries import Steps
@@ -153,7 +153,8 @@ def request_of(server: ModelServer, body: WriteRequest) -> GenerationRequest:
     if model.has_energy:
         is_default = body.sampler in (None, "resampling") and "candidates" not in settings
         short["candidates"] = body.candidates or (_CANDIDATES if is_default else None)
-    sampler = choose_sampler(model, body.sampler, settings, {key: value or None for key, value in short.items()})
+    given = {key: value or None for key, value in short.items()}
+    sampler = choose_sampler(model.has_energy, body.sampler, settings, given)
     num = 1 if model.has_energy else body.candidates or _CANDIDATES
     return server.request(body.prefix, sampler=sampler, num=num, max_tokens=body.length, seed=body.seed)
 
@@ -165,7 +166,7 @@ def about_model(server: ModelServer, settings: ServerSettings) -> dict[str, Any]
     return {
         "name": settings.name,
         "has_energy": server.model.has_energy,
-        "samplers": about_samplers(server.model),
+        "samplers": about_samplers(server.model.has_energy),
         "trained_length": None if space is None else space.length,
         "examples": examples_of(settings.folder),
         "defaults": {

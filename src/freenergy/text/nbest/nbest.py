@@ -65,7 +65,7 @@ def read_lists(path: Path) -> Iterator[NBest]:
             for number, raw in enumerate(file, 1):
                 where = f"{path}, line {number}"
                 text = _text(raw, where)
-                if not text or text.isspace():
+                if not text.strip():
                     continue
                 found = _parsed(text, number, where)
                 first = first or found
@@ -115,13 +115,16 @@ def _parsed(text: str, number: int, where: str) -> NBest:
         raise UserError(f"{where} has errors and a reference: leave one of them out")
     if reference is not None and not isinstance(reference, str):
         raise UserError(f"{where} has a reference that is no text: give the right text, or errors instead")
+    errors = None if given is None else _numbers(given, len(candidates), "errors", where)
+    if errors and min(errors) < 0:
+        raise UserError(f"{where} has {min(errors):g} errors: give numbers of 0 or more, low = good")
     return NBest(
         line=number,
         prefix=prefix,
         candidates=candidates,
         scores=_scores(value.get("scores", {}), len(candidates), where),
         reference=reference,
-        given=None if given is None else _errors(given, len(candidates), where),
+        given=errors,
         name=_label(value.get("id"), "id", where),
         document=_label(value.get("document"), "document", where),
     )
@@ -158,13 +161,6 @@ def _scores(value: Any, count: int, where: str) -> dict[str, tuple[float, ...]]:
                 f"{where} calls a score {name!r}, as one of the model's own is called: give it another name"
             )
     return {name: _numbers(numbers, count, f"the score {name!r}", where) for name, numbers in sorted(value.items())}
-
-
-def _errors(value: Any, count: int, where: str) -> tuple[float, ...]:
-    found = _numbers(value, count, "errors", where)
-    if min(found) < 0:
-        raise UserError(f"{where} has {min(found):g} errors: give numbers of 0 or more, low = good")
-    return found
 
 
 def _numbers(value: Any, count: int, what: str, where: str) -> tuple[float, ...]:
