@@ -43,10 +43,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 def located(
     settings: CorpusSettings, folder: Path, progress: Progress
 ) -> tuple[CorpusSettings, Mapping[str, Sequence[Path]]]:
-    """The settings with a resource's reading rules filled in, and the files of each split.
-
-    ``folder`` is where the docstrings go, if they have to stand in.
-    """
+    """The settings with a resource's reading rules, and the files of each split; docstrings would go to ``folder``."""
     if not settings.source:
         named = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
         for split, name in named.items():

@@ -64,10 +64,7 @@ class TextDomain(Domain):
         return CausalNetwork(model, memory=base.memory, rows=base.optimisation.batch_size)
 
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> BlockData | LaneData:
-        """Returns blocks of the training text; with a memory they come in the order of the text.
-
-        A fake row begins with the prefix of the corpus, where the energy will be read.
-        """
+        """Returns blocks of the training text, in its order with a memory; fake rows begin with the corpus's prefix."""
         train, validation = self.corpus.stream("train"), self.corpus.stream("validation")
         known = min(self.corpus.prefix, self.base.block - 1)
         sizes = {"block": self.base.block, "known": known, "validation_tokens": self.base.validation_tokens}

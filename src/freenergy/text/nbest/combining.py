@@ -211,9 +211,7 @@ def staircase(
         places.append(place[moving])
         changes.append(changed[moving])
         leader = np.where(moving, ahead, leader)
-    if not places:
-        return np.zeros(0), np.array([start])
-    all_places, all_changes = np.concatenate(places), np.concatenate(changes)
+    all_places, all_changes = (np.concatenate([np.zeros(0), *parts]) for parts in (places, changes))
     order = all_places.argsort(kind="stable")
     totals = start + np.concatenate([[0.0], all_changes[order].cumsum()])
     return all_places[order], totals
