@@ -13,6 +13,7 @@ from pydantic import Field
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
+from freenergy.core.files import read_json
 from freenergy.core.rng import Rng
 from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
@@ -25,6 +26,8 @@ from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
 from freenergy.training.settings import EnergyTraining, TrainedBase
+
+_BASE_COLUMN, _CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
 
 
 @final
@@ -91,19 +94,25 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
     @property
     def main_column(self) -> str:
         """The number of a table that figures show."""
-        return "perplexity of the base" if self.energy is None else "certified perplexity"
+        return _BASE_COLUMN if self.energy is None else _CERTIFIED_COLUMN
 
     def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
         """Returns what was measured, column by column."""
-        from freenergy.recipes.stages.residual_rows import row_numbers
+        from freenergy.recipes.stages.evaluation import SUMMARY
 
-        return row_numbers(run)
+        run.finished("evaluation")
+        summary = read_json(run.stage("evaluation") / SUMMARY)
+        found = [(_BASE_COLUMN, summary["base"]["perplexity"]["token"])]
+        if joint := summary.get("joint"):
+            found.append((_CERTIFIED_COLUMN, joint["perplexity"]["certified"]))
+            found.append(("certified gain %", joint["gain"]["percent"]))
+        return found
 
     def history(self, run: "Run[Any]") -> dict[str, Any]:
-        """Returns what the run has cost."""
-        from freenergy.recipes.stages.residual_rows import row_history
-
-        return row_history(run)
+        """Returns the cost of all stages; there is no single training whose steps count."""
+        spent = sum(run.finished(stage.name).get("cpu_seconds") or 0.0 for stage in run.recipe.stages())
+        steps = int(run.finished("base")["summary"].get("steps", 0))
+        return {"steps": steps, "epoch_steps": None, "best_step": None, "validation": None, "cpu_seconds": spent}
 
     def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
         """Returns the paired differences of runs of the same seeds."""

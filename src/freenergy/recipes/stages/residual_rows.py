@@ -7,13 +7,12 @@ window; the interval is over documents.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import read_json, read_tensors
+from freenergy.core.files import read_tensors
 from freenergy.core.rng import Rng
 from freenergy.corpus import Corpus
 from freenergy.evaluation.bootstrap import paired_bootstrap
@@ -21,27 +20,6 @@ from freenergy.evaluation.perplexity import Measurement
 from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.candidates import open_candidates
-from freenergy.recipes.stages.evaluation import SUMMARY
-
-BASE_COLUMN, CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
-
-
-def row_numbers(run: ResidualRun) -> list[tuple[str, float | None]]:
-    """Returns the columns of the table."""
-    run.finished("evaluation")
-    summary = read_json(run.stage("evaluation") / SUMMARY)
-    found = [(BASE_COLUMN, summary["base"]["perplexity"]["token"])]
-    if joint := summary.get("joint"):
-        found += [(CERTIFIED_COLUMN, joint["perplexity"]["certified"]), ("certified gain %", joint["gain"]["percent"])]
-    return found
-
-
-def row_history(run: ResidualRun) -> dict[str, Any]:
-    """Returns the cost of all stages; there is no single training whose steps count."""
-    stages = [run.finished(stage.name) for stage in run.recipe.stages()]
-    spent = sum(record.get("cpu_seconds") or 0.0 for record in stages)
-    steps = int(run.finished("base")["summary"].get("steps", 0))
-    return {"steps": steps, "epoch_steps": None, "best_step": None, "validation": None, "cpu_seconds": spent}
 
 
 def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng: Rng) -> dict[str, Measurement]:
