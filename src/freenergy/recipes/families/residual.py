@@ -116,7 +116,7 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
 
     def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
         """Returns the paired differences of runs of the same seeds."""
-        from freenergy.recipes.stages.residual_rows import compare_rows
+        from freenergy.recipes.stages.evaluation import compare_rows
 
         return compare_rows(ours, others, rng)
 
