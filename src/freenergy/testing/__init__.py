@@ -7,21 +7,14 @@
 known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny transformers and tiny runs for tests.
 """
 
-from freenergy.testing.enumerating import EnumeratingRng, World, branches, law
-from freenergy.testing.models import check_energy, check_language_model
-from freenergy.testing.targets import check_estimator, check_kernel, check_sampler
-from freenergy.testing.training import check_noise, check_objective
-
-__all__ = [
-    "EnumeratingRng",
-    "World",
-    "branches",
-    "check_energy",
-    "check_estimator",
-    "check_kernel",
-    "check_language_model",
-    "check_noise",
-    "check_objective",
-    "check_sampler",
-    "law",
-]
+from freenergy.testing.enumerating import EnumeratingRng as EnumeratingRng
+from freenergy.testing.enumerating import World as World
+from freenergy.testing.enumerating import branches as branches
+from freenergy.testing.enumerating import law as law
+from freenergy.testing.models import check_energy as check_energy
+from freenergy.testing.models import check_language_model as check_language_model
+from freenergy.testing.targets import check_estimator as check_estimator
+from freenergy.testing.targets import check_kernel as check_kernel
+from freenergy.testing.targets import check_sampler as check_sampler
+from freenergy.testing.training import check_noise as check_noise
+from freenergy.testing.training import check_objective as check_objective
