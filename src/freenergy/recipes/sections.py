@@ -105,7 +105,10 @@ class ErrorMessages:
         path = ".".join(parts) or "the recipe"
         match first["type"]:
             case "unexpected_keyword_argument":
-                return f"{origin}: unknown key {path}{self._near(parts[-1])}"
+                # a key of another section is no help under its own name
+                close = difflib.get_close_matches(parts[-1], [key for key in self.keys if key != parts[-1]], n=1)
+                remedy = "; take it out, or see the docs for the keys of this section"
+                return f"{origin}: unknown key {path}{f' (did you mean {close[0]}?)' if close else remedy}"
             case "missing" | "missing_argument":
                 return f"{origin}: {path} is missing; set it in the recipe"
             case "value_error":
@@ -133,10 +136,3 @@ class ErrorMessages:
 
     def _is_kind(self, last: str | int, part: str | int) -> bool:
         return part in self.classes or (part in self.kinds and (last in self.unions or isinstance(last, int)))
-
-    def _near(self, key: str) -> str:
-        # a key of another section is no help under its own name
-        close = difflib.get_close_matches(key, [known for known in self.keys if known != key], n=1)
-        return (
-            f" (did you mean {close[0]}?)" if close else "; take it out, or see the docs for the keys of this section"
-        )

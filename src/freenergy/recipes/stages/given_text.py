@@ -47,7 +47,8 @@ def given_text(paths: Sequence[Path], run: ResidualRun, corpus: Corpus, progress
     """Read and cut files once; the next time they are found by their content."""
     settings = run.recipe.corpus
     files = [file for path in paths for file in find(path)]
-    content = [file_hash(file) for path in files for file in _below(path)]
+    below = [[path] if path.is_file() else sorted(path.rglob("*")) for path in files]
+    content = [file_hash(file) for found in below for file in found if file.is_file()]
     ngram = min(settings.deduplicate or _NGRAM, corpus.prefix + corpus.continuation)
     how = (settings.text_column, settings.documents, settings.document_start, settings.step, corpus.ending)
     mark = fingerprint([corpus.fingerprint, corpus.prefix, corpus.continuation, how, ngram, content])
@@ -76,10 +77,6 @@ def _folder(run: ResidualRun, mark: str) -> Path:
 def _windows(folder: Path, corpus: Corpus) -> Windows:
     tokens = np.memmap(folder / f"{_SPLIT}.bin", dtype=token_type(corpus.tokenizer.vocab_size), mode="r")
     return Windows(tokens, read_windows(folder / f"{_SPLIT}.windows.npy"), corpus.prefix, corpus.continuation)
-
-
-def _below(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _cut(
