@@ -13,7 +13,7 @@ import typer
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import Interrupted, handle_sigterm
+from freenergy.core.progress import Interrupted, handle_sigterm
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

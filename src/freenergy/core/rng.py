@@ -10,7 +10,7 @@ it. The bits come from numpy's counter-based Philox. Tests pass an ``Enumerating
 
 import zlib
 from collections.abc import Sequence
-from typing import final
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -60,10 +60,7 @@ class Rng:
     def __init__(self, seed: int = 0, path: tuple[int, ...] = (), origin: tuple[int, int] = (0, 0)) -> None:
         if not 0 <= seed < 2**63:
             raise UserError(f"the seed is {seed}: take a number from 0 to 2**63 − 1")
-        self.seed = seed
-        self.path = path
-        self.origin = origin
-        self._generator: np.random.Generator | None = None
+        self.seed, self.path, self.origin = seed, path, origin
 
     def child(self, *keys: int | str) -> "Rng":
         """An independent stream named by keys below this one."""
@@ -77,15 +74,15 @@ class Rng:
 
     def uniform(self, *shape: int) -> Float[Tensor, "..."]:
         """Uniform numbers in [0, 1), float64."""
-        return torch.from_numpy(np.asarray(self._numpy().random(shape)))
+        return torch.from_numpy(np.asarray(self._generator.random(shape)))
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Standard normal numbers, float64."""
-        return torch.from_numpy(np.asarray(self._numpy().standard_normal(shape)))
+        return torch.from_numpy(np.asarray(self._generator.standard_normal(shape)))
 
     def permutation(self, size: int) -> Int[Tensor, " size"]:
         """A random order of 0 … size − 1."""
-        return torch.from_numpy(self._numpy().permutation(size))
+        return torch.from_numpy(self._generator.permutation(size))
 
     def categorical(self, log_probs: Float[Tensor, "*rows V"]) -> Int[Tensor, "*rows"]:
         """One index a row, with probability proportional to exp(log_probs)."""
@@ -97,7 +94,7 @@ class Rng:
 
     def integer(self) -> int:
         """A number in [0, 2**62), to seed somebody else's generator."""
-        return int(self._numpy().integers(2**62))
+        return int(self._generator.integers(2**62))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
         """Streams of ``draws`` numbers for candidate n of context b, counted from ``origin``, whatever the batch."""
@@ -110,14 +107,11 @@ class Rng:
             u[b] = np.random.Generator(source).random((candidates, per_row))[:, :draws]
         return Rows(torch.from_numpy(u))
 
-    def _numpy(self) -> np.random.Generator:
-        if self._generator is None:
-            sequence = np.random.SeedSequence(self.seed, spawn_key=self.path)
-            self._generator = np.random.Generator(np.random.Philox(sequence))
-        return self._generator
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=self.path)))
 
 
-@final
 class Streams(Rng):
     """One stream a context: contexts with seeds of their own, in one batch, draw what each would alone.
 
@@ -135,11 +129,11 @@ class Streams(Rng):
 
     def child(self, *keys: int | str) -> "Streams":
         """The child of every stream."""
-        return Streams([stream.child(*keys) for stream in self.streams])
+        return type(self)([stream.child(*keys) for stream in self.streams])
 
     def shift(self, *, contexts: int = 0, candidates: int = 0) -> "Streams":
         """The streams of later contexts, each from a later candidate."""
-        return Streams([stream.shift(candidates=candidates) for stream in self.streams[contexts:]])
+        return type(self)([stream.shift(candidates=candidates) for stream in self.streams[contexts:]])
 
     def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
         """The rows of the first ``contexts`` streams."""
@@ -148,7 +142,8 @@ class Streams(Rng):
         rows = [stream.rows(1, candidates, draws) for stream in self.streams[:contexts]]
         return rows[0].joined(rows[1:])
 
-    def _numpy(self) -> np.random.Generator:
+    @property
+    def _generator(self) -> np.random.Generator:
         raise UserError("a batch of streams has numbers for candidates only: draw others from a stream of one context")
 
 
@@ -156,8 +151,7 @@ class Rows:
     """One stream for each of B × N candidates; every call takes the next number of each."""
 
     def __init__(self, u: Float[Tensor, "B N draws"]) -> None:
-        self._u = u
-        self._next = 0
+        self._u, self._next = u, 0
 
     def categorical(self, log_probs: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
         """One index for each candidate, from the candidate's own stream."""

@@ -8,9 +8,8 @@ of it. N-grams do not cross from one document into the next.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -25,9 +24,7 @@ _MAX_FILTER_BITS = 26  # 64 MB, one byte per entry
 Array = np.ndarray
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class Stream(NamedTuple):
     """A stream of tokens that is read in parts, and the bounds of its documents, EOS included."""
 
     read: Callable[[int, int], Array]

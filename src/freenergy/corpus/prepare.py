@@ -7,7 +7,7 @@ Every step writes its files atomically, so a killed stage resumes and ends with 
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -49,8 +49,11 @@ def prepare(
     folder.mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder)
     if not (folder / REPORT).exists():
-        sources = {name: _files(sources[name]) for name in ("all", *SPLITS) if name in sources}
-        found = _surveyed(settings, sources, folder, seed, progress)
+        names = [name for name in ("all", *SPLITS) if name in sources]
+        sources = {name: [file for path in sources[name] for file in find(path)] for name in names}
+        if not (folder / _SURVEY).exists():
+            write_json(folder / _SURVEY, asdict(survey(settings, sources, seed, progress)))
+        found = Survey(**read_json(folder / _SURVEY))
         pieces, num_bytes = partial(tagged, settings, sources, found, seed), total_size(sources)
         if not (folder / "tokenizer" / "tokenizer.json").exists():
             _tokenizer(tokenizer_settings, pieces, found, num_bytes, progress).save(folder / "tokenizer")
@@ -63,16 +66,6 @@ def prepare(
     shutil.rmtree(folder / _SHARDS, ignore_errors=True)
     (folder / _SURVEY).unlink(missing_ok=True)
     return CorpusReport.from_json(read_json(folder / REPORT))
-
-
-def _files(paths: Sequence[Path]) -> list[Path]:
-    return [file for path in paths for file in find(path)]
-
-
-def _surveyed(settings: CorpusSettings, sources: Sources, folder: Path, seed: int, progress: Progress) -> Survey:
-    if not (folder / _SURVEY).exists():
-        write_json(folder / _SURVEY, asdict(survey(settings, sources, seed, progress)))
-    return Survey(**read_json(folder / _SURVEY))
 
 
 def _tokenizer(

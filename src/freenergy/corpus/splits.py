@@ -58,7 +58,8 @@ def tagged(
         split = name
         for piece in read(paths, settings, advance):
             if name == "all" and piece.is_first:
-                split = _split_of(_hash(piece.text, seed), found.bounds)
+                value, (a, b) = _hash(piece.text, seed), found.bounds
+                split = "validation" if value < a else "test" if value < b else "train"
             yield split, piece
 
 
@@ -77,11 +78,6 @@ def total_size(sources: Sources) -> int:
 def _hash(text: str, seed: int) -> int:
     key = seed.to_bytes(16, "little", signed=True)
     return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
-
-
-def _split_of(value: int, bounds: Sequence[int]) -> str:
-    a, b = bounds
-    return "validation" if value < a else "test" if value < b else "train"
 
 
 def _bounds(hashes: np.ndarray, settings: CorpusSettings) -> tuple[int, int]:

@@ -76,10 +76,8 @@ class Windows:
     """The windows of one split: p tokens of prefix and up to L of continuation each."""
 
     def __init__(self, stream: Any, places: Places, prefix: int, continuation: int) -> None:
-        self._stream = stream
+        self._stream, self._prefix, self._continuation = stream, prefix, continuation
         self.starts, self.lengths, self.documents = (places[name] for name in ("start", "length", "document"))
-        self._prefix = prefix
-        self._continuation = continuation
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -118,10 +116,8 @@ class Corpus:
         folder = Path(folder)
         if not (folder / REPORT).is_file():
             raise UserError(f"there is no prepared corpus in {folder}: run the corpus stage first")
-        try:
+        with corruption_as_user_error(folder / REPORT, "run the corpus stage again"):
             report = CorpusReport.from_json(read_json(folder / REPORT))
-        except (KeyError, TypeError, AttributeError):
-            raise UserError(f"{folder / REPORT} is damaged or of another version: run the corpus stage again") from None
         tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
         if tokenizer.fingerprint != report.tokenizer:
             raise UserError(f"the tokenizer in {folder} is not the one that made the corpus: run its stage again")

@@ -18,7 +18,7 @@ from typing import Any, final
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from freenergy.core.errors import UserError
+from freenergy.core.errors import UserError, first_line
 from freenergy.core.files import fingerprint, read_json, write_json, write_text
 from freenergy.corpus.settings import BytePairTokenizer, WordTokenizer
 
@@ -156,9 +156,8 @@ def _through_transformers(path: Path) -> tuple[tokenizers.Tokenizer, int]:
         loaded = AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False, **extra)
         inner = loaded.backend_tokenizer
     except Exception as error:  # a converter may raise anything
-        reason = str(error).strip().split("\n", 1)[0]
         raise UserError(
-            f"transformers cannot load a tokenizer from {path} ({reason}): save it with save_pretrained as {_FILE}"
+            f"transformers cannot load a tokenizer from {path} ({first_line(error)}): save it with save_pretrained"
         ) from error
     if loaded.eos_token_id is None:
         raise UserError(f"the tokenizer in {path} does not define EOS: set its eos_token")

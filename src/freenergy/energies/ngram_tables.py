@@ -13,7 +13,6 @@ Legend: R strings of W tokens, of which the last L are the places that are asked
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -50,9 +49,7 @@ class _Counted(NamedTuple):
     taken: Float64[np.ndarray, "R L"]  # Σ_w D(a(hw))
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Level:
+class _Level(NamedTuple):
     """Counts of all k-grams, and sums over the children of each context; they end with the entry of node −1."""
 
     raw: Int64[np.ndarray, " nodes"]

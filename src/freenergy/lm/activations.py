@@ -51,25 +51,13 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class TracingLM(Protocol):
-    """A language model that shows its insides."""
+    """A language model that shows its insides, of given text and while it draws."""
 
     num_layers: int  # hidden states 0 (the embeddings) … num_layers (what the logits are made of)
     width: int
 
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
         """Return the trace of given continuations."""
-
-
-@runtime_checkable
-class NetworkLM(TracingLM, Protocol):
-    """A language model whose network can be copied."""
-
-    model: "PreTrainedModel"
-
-
-@runtime_checkable
-class TracingSampler(TracingLM, Protocol):
-    """A language model that shows its insides while it draws."""
 
     def sample_traced(
         self,
@@ -81,6 +69,13 @@ class TracingSampler(TracingLM, Protocol):
         layers: Sequence[int] = (),
     ) -> tuple[Draws, Trace]:
         """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
+
+
+@runtime_checkable
+class NetworkLM(TracingLM, Protocol):
+    """A language model whose network can be copied."""
+
+    model: "PreTrainedModel"
 
 
 @final

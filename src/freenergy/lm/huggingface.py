@@ -89,8 +89,7 @@ class HuggingFaceLM:
     @property
     def device(self) -> torch.device:
         """Return the device of the weights."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def _fast(self) -> Decoder | None:
@@ -101,7 +100,7 @@ class HuggingFaceLM:
     def decodes_by(self) -> Literal["compiled steps", "own steps", "the model's steps", "whole strings"]:
         """Return how continuations are sampled, from the fastest way to the slowest."""
         if self._fast is not None:
-            return "compiled steps" if isinstance(self._fast.kernels, Fused) else "own steps"
+            return "compiled steps" if isinstance(self._fast.kernels_for(), Fused) else "own steps"
         return "the model's steps" if self.shares_prefix else "whole strings"
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:

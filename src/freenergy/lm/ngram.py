@@ -13,10 +13,9 @@ Legend: R strings of T tokens, V vocabulary, n order.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
@@ -56,9 +55,7 @@ def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"
     return np.array([0.0, *_FALLBACK])
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class _Table(NamedTuple):
     """Order k as it is read: what contexts of k − 1 tokens say of the next; the last entry is that of node −1."""
 
     keys: Int64[np.ndarray, " nodes"]  # context · V + token, ascending
@@ -99,12 +96,8 @@ class NgramLM:
     draws_here = True
 
     def __init__(self, counts: NgramCounts, *, tokenizer: str | None = None) -> None:
-        self.counts = counts
-        self.tokenizer = tokenizer
-        self.vocab_size = counts.vocab_size
-        self.eos = counts.eos
-        self.order = counts.order
-        self.max_length = None
+        self.counts, self.tokenizer, self.max_length = counts, tokenizer, None
+        self.vocab_size, self.eos, self.order = counts.vocab_size, counts.eos, counts.order
         sizes = zip(counts.levels, counts.num_contexts, strict=True)
         self._tables = [_Table.smooth(level, num, self.vocab_size) for level, num in sizes]
         unigram = self._tables[0]
@@ -218,9 +211,8 @@ class _NgramStepper:
     """Keeps the last n − 1 tokens of each candidate."""
 
     def __init__(self, lm: NgramLM, tail: Int64[np.ndarray, "B tail"], device: torch.device) -> None:
-        self._lm = lm
+        self._lm, self._device = lm, device
         self._tail = tail[:, None]  # [B, 1, n − 1], and [B, N, n − 1] after the first step
-        self._device = device
 
     def first(self) -> Float[Tensor, "B V"]:
         return torch.from_numpy(self._lm._next(self._tail[:, 0])).to(self._device)

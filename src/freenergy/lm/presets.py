@@ -16,12 +16,12 @@ a head. Attention is counted over all T; mixtures of experts do less than this s
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 from torch import nn
 
-from freenergy.core.errors import UserError
+from freenergy.core.errors import UserError, first_line
 from freenergy.core.files import corruption_as_user_error
 from freenergy.core.rng import Rng
 
@@ -119,9 +119,7 @@ def count_parameters(config: "PreTrainedConfig") -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """The sizes of a transformer that costs depend on."""
 
     layers: int
@@ -168,7 +166,6 @@ def shape_in(folder: Path) -> Shape:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(f"the config in {folder} cannot be read ({reason}): give a checkpoint's folder") from None
+        raise UserError(f"{folder} has no readable config ({first_line(error)}): give a checkpoint's folder") from None
     with corruption_as_user_error(folder, "give another checkpoint"):
         return shape_of(config)

@@ -33,7 +33,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.completions import Answer, Completions, CompletionStep
-from freenergy.lm.remote_scoring import ROUNDING, Scoring, check_knowable, list_size, log_proposal, tail
+from freenergy.lm.remote_scoring import ROUNDING, Scoring, check_knowable, log_proposal, tail
 from freenergy.lm.stepping import check_fits, started
 
 _ENOUGH = 10  # steps: that many lists in a row do not sum to one by chance
@@ -81,13 +81,8 @@ class RemoteLM:
     scoring: Scoring = field(init=False)
 
     def __post_init__(self) -> None:
-        server = Completions(
-            url=self.url,
-            model=self.model,
-            api_key=self.api_key,
-            timeout_seconds=self.timeout_seconds,
-            attempts=self.attempts,
-        )
+        shared = ("url", "model", "api_key", "timeout_seconds", "attempts")
+        server = Completions(**{name: getattr(self, name) for name in shared})
         object.__setattr__(self, "server", server)
         object.__setattr__(self, "scoring", Scoring(server=server, vocab_size=self.vocab_size, eos=self.eos))
         if not 0 <= self.eos < self.vocab_size:
@@ -160,7 +155,7 @@ class RemoteLM:
     ) -> "_Draw":
         """Draw one candidate, in as many requests as the server needs."""
         context, rng = job
-        size = list_size(truncation, vocab_size=self.vocab_size, most_log_probs=self.most_log_probs)
+        size = 1 if truncation.is_identity else min(truncation.top_k or self.most_log_probs, self.vocab_size)
         kept = min(truncation.top_k or self.vocab_size, self.vocab_size)
         knobs = {"temperature": truncation.temperature, "top_p": truncation.top_p or 1.0, "top_k": kept}
         tokens: list[int] = []

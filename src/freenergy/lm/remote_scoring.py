@@ -166,13 +166,6 @@ def check_knowable(truncation: Truncation, *, vocab_size: int, most_log_probs: i
         )
 
 
-def list_size(truncation: Truncation, *, vocab_size: int, most_log_probs: int) -> int:
-    """Return how many of the likeliest tokens are asked for, to know q."""
-    if truncation.is_identity:
-        return 1
-    return min(truncation.top_k or most_log_probs, vocab_size)
-
-
 def log_proposal(top: Mapping[int, float], drawn: float, truncation: Truncation, size: int, server: str) -> float:
     """Compute log q of a token with log-probability ``drawn``, from the ``size`` likeliest tokens."""
     ranked = sorted(top.values(), reverse=True)[:size]  # a server may add the drawn token to its list

@@ -58,22 +58,6 @@ def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> Step
     return PlainStepper(read, readable, num)
 
 
-@torch.no_grad()
-def log_proposal(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B N"]:
-    """Compute log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
-    B, N, L = x.tokens.shape
-    stepper = begin(lm, x.contexts, N, max(L, 1))
-    log_q = truncation(stepper.first().unsqueeze(1).expand(B, N, -1))
-    total, mask = torch.zeros(B, N, dtype=torch.float64), x.mask.cpu()
-    for t in range(L):
-        token = x.tokens[:, :, t]
-        step = log_q.gather(-1, token.unsqueeze(-1).to(log_q.device))[..., 0].double().cpu()
-        total += torch.where(mask[:, :, t], step, 0.0)
-        if t + 1 < L:
-            log_q = truncation(stepper.step(token))
-    return total
-
-
 @final
 class PlainStepper:
     """Reads the whole string again for every token: for models that share nothing."""

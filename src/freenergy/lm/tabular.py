@@ -35,10 +35,7 @@ class TabularLM:
     draws_here = True
 
     def __init__(self, logits: Float[Tensor, "histories V"], *, eos: int) -> None:
-        self.vocab_size = logits.shape[1]
-        self.eos = eos
-        self.max_length = None
-        self.order = 0
+        self.vocab_size, self.eos, self.max_length, self.order = logits.shape[1], eos, None, 0
         while self.vocab_size**self.order < logits.shape[0]:
             self.order += 1
         if self.vocab_size**self.order != logits.shape[0] or not 0 <= eos < self.vocab_size:
@@ -96,8 +93,7 @@ class TabularLM:
 class _TableStepper:
     def __init__(self, lm: TabularLM, contexts: Sequences, num: int) -> None:
         self.lm = lm
-        history = lm._history(contexts)
-        self.history = history.unsqueeze(1).expand(len(contexts), num, lm.order)
+        self.history = lm._history(contexts).unsqueeze(1).expand(len(contexts), num, lm.order)
 
     def first(self) -> Float[Tensor, "B V"]:
         return self.lm.table[self.lm._row(self.history[:, 0])]

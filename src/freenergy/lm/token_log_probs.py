@@ -49,6 +49,14 @@ def token_log_probs(
     return TokenLogProbs(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 
 
+@torch.no_grad()
+def log_proposal(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B N"]:
+    """Compute log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
+    if not x.tokens.shape[2]:
+        return torch.zeros(x.shape, dtype=torch.float64)
+    return _read(lm, x, 0, truncation)[0].cumsum(-1)[..., -1]
+
+
 def _read(lm: LanguageModel, x: Continuations, k: int, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
     B, N, L = x.tokens.shape
     stepper, columns = begin(lm, x.contexts.trimmed(), N, L), []

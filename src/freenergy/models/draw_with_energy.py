@@ -21,7 +21,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.module import ActivationEnergy, EnergySum
-from freenergy.lm.activations import TracingSampler
+from freenergy.lm.activations import TracingLM
 
 
 @final
@@ -37,7 +37,7 @@ class Split:
         """Probes of another base than the one that draws belong to the rest."""
         probes, others = list[tuple[float, ActivationEnergy]](), list[tuple[float, Energy]]()
         for scale, part in _parts(energy, 1.0):
-            if isinstance(part, ActivationEnergy) and id(part.base) == id(base) and isinstance(base, TracingSampler):
+            if isinstance(part, ActivationEnergy) and id(part.base) == id(base) and isinstance(base, TracingLM):
                 probes.append((scale, part))
             else:
                 others.append((scale, part))
@@ -56,7 +56,7 @@ class Split:
         truncation: Truncation = ANCESTRAL,
     ) -> tuple[Draws, Float[Tensor, "B N"]]:
         """Return the draws of ``base.sample`` and the sum of the probes' energies, float64 on the CPU."""
-        if not self.probes or not isinstance(base, TracingSampler):
+        if not self.probes or not isinstance(base, TracingLM):
             draws = base.sample(contexts, num, space, rng, truncation)
             return draws, torch.zeros(draws.x.shape, dtype=torch.float64)
         layers = sorted({layer for _, probe in self.probes for layer in probe.layers})

@@ -5,13 +5,13 @@
 The negatives of a window depend on the seed and on the number of the window, never on the batch around it.
 """
 
-from typing import Any, final
+from typing import final
 
 from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.rng import Rng, Rows
+from freenergy.core.rng import Rng, Streams
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
@@ -59,26 +59,12 @@ def stream_of(rng: Rng, numbers: list[int]) -> Rng:
     """Returns the stream in which context b of a batch is the window ``numbers[b]``."""
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return rng.shift(contexts=numbers[0])
-    return _Numbered(rng, numbers)
+    return _Numbered([rng.shift(contexts=number) for number in numbers])
 
 
-class _Numbered(Rng):
-    """A stream for windows that do not follow one another."""
+class _Numbered(Streams):
+    """The streams of windows that do not follow one another."""
 
-    def __init__(self, rng: Rng, numbers: list[int]) -> None:
-        super().__init__(rng.seed, rng.path, rng.origin)
-        self._rng, self._numbers = rng, numbers
-
-    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "_Numbered":
-        return _Numbered(self._rng.shift(candidates=candidates), self._numbers[contexts:])
-
-    def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
-        parts = [self._rng.shift(contexts=number).rows(1, candidates, draws) for number in self._numbers[:contexts]]
-        return parts[0].joined(parts[1:])
-
-    def child(self, *keys: int | str) -> Rng:
+    def child(self, *keys: int | str) -> Streams:
         # anything but rows would depend on the batch
         raise UserError("this language model draws from streams of its own: use FromLM(…, together=False)")
-
-    def _numpy(self) -> Any:
-        return self.child()

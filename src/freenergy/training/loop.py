@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import DivergenceError
 from freenergy.core.files import corruption_as_user_error, flush, write_text
-from freenergy.core.interrupt import Interrupted, stop_requested
-from freenergy.core.progress import Progress
+from freenergy.core.progress import Interrupted, Progress, stop_requested
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
 from freenergy.training.average import Average

@@ -575,7 +575,7 @@ def test_compiled_sampling_is_within_rounding_of_plain(compiled):
 
 
 def test_compiled_parts_are_for_float32_only(compiled):
-    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels) is PlainSteps
+    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels_for()) is PlainSteps
 
 
 def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
@@ -587,7 +587,7 @@ def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
     broken.chmod(0o755)
     assert fused._library() is None
     monkeypatch.setattr(fused, "kernels", lambda: None)
-    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels) is PlainSteps
+    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels_for()) is PlainSteps
 
 
 def test_the_library_is_compiled_once(compiled, monkeypatch):

@@ -13,8 +13,7 @@ import torch
 
 import engine_tasks as tasks
 from freenergy import UserError
-from freenergy.core.interrupt import Interrupted, handle_sigterm
-from freenergy.core.progress import Silent
+from freenergy.core.progress import Interrupted, Silent, handle_sigterm
 from freenergy.core.workers import pool, shards
 from freenergy.core.workers.local import ProcessPool, WorkerEnvironment
 from freenergy.core.workers.pool import RETRIES, InProcess, worker_pool

@@ -9,8 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from freenergy.core.interrupt import raise_if_stop_requested
-from freenergy.core.progress import Advance
+from freenergy.core.progress import Advance, raise_if_stop_requested
 
 OUT = Console(highlight=False, emoji=False)  # show texts verbatim: ":a:" is not an emoji
 _ACROSS = 4  # columns of a wide table that fit next to the names of its rows

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from multiprocessing.connection import wait as wait_for_end
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import host
-from freenergy.core.interrupt import Interrupted, raise_if_stop_requested
+from freenergy.core.progress import Interrupted, raise_if_stop_requested
 from freenergy.core.workers.pool import ITEMS_PER_WORKER, POLL_SECONDS, RETRIES, Results
 
 _COPIED_PREFIXES = ("FREENERGY_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TQDM_", "OMP_", "MKL_", "XDG_")
@@ -29,9 +29,7 @@ _COPIED_PREFIXES = ("FREENERGY_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TQDM_
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WorkerEnvironment:
+class WorkerEnvironment(NamedTuple):
     """The settings of the coordinator process that its workers copy."""
 
     threads: int

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, final, runtime_checkable
 
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import raise_if_stop_requested
+from freenergy.core.progress import raise_if_stop_requested
 
 Results = Generator[tuple[Any, Any], None, None]
 RETRIES = 3  # an item whose worker died is retried this many times
@@ -82,9 +82,12 @@ def worker_pool(name: str) -> WorkerPool:
     """
     kind, _, rest = (f"local:{name}" if name.isdecimal() else name).partition(":")
     if kind == "local":
+        import torch
+
         from freenergy.core.workers.local import ProcessPool
 
-        size = _number(rest, name) if rest or name.endswith(":") else _default_size()
+        is_given = rest or name.endswith(":")
+        size = _number(rest, name) if is_given else max(1, cores() // torch.get_num_threads())
         return InProcess() if size == 1 else ProcessPool(size)
     if kind != "ray" or name == "ray:":
         raise UserError(f"--workers {name!r} is unknown: choose local, local:N, ray or ray:ADDRESS")
@@ -98,12 +101,6 @@ def worker_pool(name: str) -> WorkerPool:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _default_size() -> int:
-    import torch
-
-    return max(1, cores() // torch.get_num_threads())
 
 
 def _number(text: str, name: str) -> int:

@@ -21,8 +21,8 @@ os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # by default it ret
 import ray
 from ray.exceptions import RayError, RaySystemError, RayTaskError
 
-from freenergy.core.errors import UserError
-from freenergy.core.interrupt import raise_if_stop_requested
+from freenergy.core.errors import UserError, first_line
+from freenergy.core.progress import raise_if_stop_requested
 from freenergy.core.workers.local import WorkerEnvironment, timed, worker_died_error
 from freenergy.core.workers.pool import cores
 
@@ -82,9 +82,9 @@ class RayPool:
         except RayTaskError:
             raise  # a bug of ours: keep its traceback
         except RaySystemError as error:
-            raise UserError(f"the ray cluster is gone ({_first_line(error)}): restart it, then run again") from None
+            raise UserError(f"the ray cluster is gone ({first_line(error)}): restart it, then run again") from None
         except RayError as error:
-            raise worker_died_error(item, RETRIES + 1, _first_line(error)) from None
+            raise worker_died_error(item, RETRIES + 1, first_line(error)) from None
         if refusal is not None:
             raise UserError(refusal)
         self.cpu_seconds += seconds
@@ -114,10 +114,6 @@ def _connect(address: str | None, threads: int) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "start here" if address is None else f"be reached at {address}"
         raise UserError(
-            f"no ray cluster could {where} ({_first_line(error)}): start one with `ray start --head`, or use "
+            f"no ray cluster could {where} ({first_line(error)}): start one with `ray start --head`, or use "
             "--workers local"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

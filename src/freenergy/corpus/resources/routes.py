@@ -16,8 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from freenergy.core.interrupt import Interrupted
-from freenergy.core.progress import Advance, Progress
+from freenergy.core.progress import Advance, Interrupted, Progress
 from freenergy.corpus.resources.table import Hub, Resource, Route, Wheel
 
 _HUB_SECONDS = 5.0

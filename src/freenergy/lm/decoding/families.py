@@ -8,11 +8,12 @@ twice. Anything unusual (a window that bites, another activation, adapters, quan
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -72,9 +73,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One block of the decoder."""
 
     norm: Norm
@@ -86,7 +85,7 @@ class Layer:
 
     def map(self, change: Callable[[Affine], Affine]) -> "Layer":
         """Return the same network with other products."""
-        return replace(self, qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
+        return self._replace(qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
 
 
 @final
@@ -207,13 +206,8 @@ _FAMILIES: dict[str, Callable[[Any, Any], DecoderWeights]] = {
 
 def _rotation(body: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return cos and sin by the model's own module; both halves of the features turn by the same angles."""
-    module, weight = body.rotary_emb, body.layers[0].input_layernorm.weight
-    _require(module.rope_type in _STEADY)
-
-    def angles(places: Int[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
-        return module(weight, places)  # type: ignore[no-any-return]
-
-    return angles
+    _require(body.rotary_emb.rope_type in _STEADY)
+    return partial(body.rotary_emb, body.layers[0].input_layernorm.weight)
 
 
 def _layer(norm: str, qkv: str, out: str, norm_up: str, up: str, down: str) -> Callable[[Any], Layer]:

@@ -136,16 +136,11 @@ class Decoder:
             plain = log_prob_whole(model, x, rows=8)
             if not decoder._gives(plain, x, PlainSteps()):
                 return None
-            decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels)
+            decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels_for())
             return decoder
 
-    @property
-    def kernels(self) -> Kernels:
-        """Return those for many candidates."""
-        return self.kernels_for(fused.FEWEST)
-
-    def kernels_for(self, num: int) -> Kernels:
-        """Return the faster ones for ``num`` candidates of each context."""
+    def kernels_for(self, num: int = fused.FEWEST) -> Kernels:
+        """Return the faster ones for ``num`` candidates of each context, or for many."""
         weight = self.network.embedding
         fits = self.is_compiled and weight.device.type == "cpu" and weight.dtype == torch.float32
         return (fused.kernels() if fits and num >= fused.FEWEST else None) or PlainSteps()

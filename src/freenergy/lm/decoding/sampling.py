@@ -10,7 +10,7 @@ from functools import partial
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
@@ -78,7 +78,9 @@ class _Walk:
             self._mask[:, :, t] = running
             self._tokens[:, :, t] = last * running
             self._numbers[..., t] *= running
-            self._add_states(running)
+            if self._is_traced:
+                states = self._stepper.states.double() * running[..., None, None]
+                self._states = states if self._states is None else self._states + states
             if self._space.eos is not None:
                 running = running & (last != self._space.eos)
         log_base, log_proposal = self._numbers[:2].sum(-1)
@@ -131,8 +133,3 @@ class _Walk:
             out.copy_(self._stepper.log_first[torch.arange(rows.start, rows.stop, device=out.device) // N])
         else:
             self._stepper.network.head.write(hidden[rows], out)
-
-    def _add_states(self, running: Bool[Tensor, "B N"]) -> None:
-        if self._is_traced:
-            states = self._stepper.states.double() * running[..., None, None]
-            self._states = states if self._states is None else self._states + states

@@ -33,9 +33,7 @@ class Blocks:
         self.whole = (len(stream) - 1) // block
         # one less leaves room for the offset, so that every epoch has the same number of blocks
         self.count = max(self.whole - 1, 1)
-        self._epoch = -1
-        self._order = torch.empty(0)
-        self._offset = 0
+        self._epoch, self._order, self._offset = -1, torch.empty(0), 0
 
     def __len__(self) -> int:
         return self.count

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, exclusive_file_lock, file_hash, fingerprint, resumable_jsonl
+from freenergy.core.files import atomic_write, exclusive_lock, file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.text.model import ResidualModel
@@ -151,7 +151,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
             yield Path(passing)
         return
     folder = out.with_name(f".{out.name}.scores")
-    with exclusive_file_lock(out):
+    with exclusive_lock(out, is_file=True):
         yield folder
         shutil.rmtree(folder)
 
