@@ -23,12 +23,12 @@ from freenergy.corpus.resources import fetch as fetch
 from freenergy.energies.bit import Bit as Bit
 from freenergy.energies.int8 import int8_error as int8_error
 from freenergy.energies.int8 import quantised as quantised
-from freenergy.energies.load import load_energy as load_energy
 from freenergy.energies.log_ratio import LogRatio as LogRatio
 from freenergy.energies.logits import Logits as Logits
 from freenergy.energies.ngram_features import NgramFeatures as NgramFeatures
 from freenergy.energies.probe import Probe as Probe
 from freenergy.energies.product import Product as Product
+from freenergy.energies.registry import load_energy as load_energy
 from freenergy.energies.unit import Unit as Unit
 from freenergy.evaluation.bootstrap import paired_bootstrap as paired_bootstrap
 from freenergy.evaluation.perplexity import perplexity as perplexity

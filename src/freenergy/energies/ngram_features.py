@@ -64,11 +64,6 @@ class NgramEnergy(EnergySettings):
         sizes = {"vocab_size": base.vocab_size, "eos": base.eos, "order": self.order}
         return NgramFeatures(self, NgramTables.fit(stream, **sizes, skips=self.skips, progress=progress))
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "NgramFeatures":
-        """Load the energy as it was saved."""
-        return NgramFeatures.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
     def num_features(self, base: Shape | None) -> int:
         """Return how many sums over counts there are."""
         return len(count_names(self)) + self.lexicon

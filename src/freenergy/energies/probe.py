@@ -60,11 +60,6 @@ class ProbeEnergy(EnergySettings):
         """Read the base."""
         return Probe(self, inputs.base)
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Probe":
-        """Load the energy as it was saved."""
-        return Probe.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers that are read of a base with ``num_layers``; none where states are left out."""
         return layers_read(self.layers, num_layers) if self.states else ()

@@ -7,8 +7,9 @@ The negatives of a window depend on the seed and on the number of the window, ne
 
 from typing import final
 
+import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng, Streams
@@ -53,6 +54,43 @@ class FromLM:
         if self.truncation.is_identity:
             return self.lm.log_prob(x)
         return token_log_probs(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
+
+
+@final
+class Learned:
+    """Draws of a language model whose weights learn the data (dynamic noise-contrastive estimation, Wang and Ou 2018).
+
+        max over φ of   mean log q_φ(x⁺ | c)          next to the objective, in which q_φ stands without gradient
+
+    The nearer q_φ comes to the data, the more each negative teaches, and the fewer are needed. ``rate`` is its learning
+    rate relative to the energy's.
+
+    ``module`` holds the weights of ``lm``, whose ``log_prob`` carries their gradient. ``base`` scores the draws.
+    """
+
+    kind = "learned"
+
+    def __init__(
+        self, lm: LanguageModel, module: nn.Module, base: LanguageModel, space: SequenceSpace, *, rate: float = 1.0
+    ) -> None:
+        self.lm, self.module, self.base, self.space, self.rate = lm, module.requires_grad_(True), base, space, rate
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns no state: what is learned is in the weights."""
+        return {}
+
+    @torch.no_grad()
+    def draw(
+        self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
+    ) -> tuple[NoiseState, Draws]:
+        """Draws ``num`` continuations of each window's prefix from q_φ as it is now."""
+        stream = stream_of(rng, data.rows.tolist())
+        draws = self.lm.sample(data.x.contexts, num, self.space, stream)
+        return state, Draws(draws.x, self.base.log_prob(draws.x), draws.log_proposal)
+
+    def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """Returns log q_φ(x | c), with the gradient of φ."""
+        return self.lm.log_prob(x)
 
 
 def stream_of(rng: Rng, numbers: list[int]) -> Rng:

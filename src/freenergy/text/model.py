@@ -25,8 +25,8 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
-from freenergy.energies.load import load_energy
 from freenergy.energies.module import Persistent
+from freenergy.energies.registry import load_energy
 from freenergy.lm.load import load_lm, save_lm
 from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token

@@ -206,7 +206,7 @@ def test_it_is_an_energy_and_starts_at_zero():
     assert E(x).dtype == torch.float64
     with torch.no_grad():
         E.weight.copy_(Rng(1).normal(len(E.names)))
-        E.fit_scale(E.features(x))
+        E.fit_scale([E.features(x)])
     assert E(x).std() > 0.1
     check_energy(E, x, tolerance=1e-10)
 
@@ -216,7 +216,7 @@ def test_constant_features_and_odd_values_are_tame():
     E = energy()
     features = E.features(x)
     features[..., 5] = 3.25
-    E.fit_scale(features)
+    E.fit_scale([features])
     assert E.scale[5] == 1
     assert E.standardised(features)[..., 5].abs().max() == 0
     z = E.standardised(features).flatten(0, 1)
@@ -236,7 +236,7 @@ def test_saved_and_loaded_it_has_the_same_bits(tmp_path):
     with torch.no_grad():
         E.weight.copy_(Rng(1).normal(len(E.names)))
         E.bias.fill_(0.5)
-        E.fit_scale(E.features(x))
+        E.fit_scale([E.features(x)])
     E.save_pretrained(tmp_path / "energy")
     again = NgramFeatures.from_pretrained(tmp_path / "energy", base=base, tokenizer=tokenizer())
     assert torch.equal(again(x), E(x))

@@ -27,7 +27,7 @@ from freenergy.lm.settings import PretrainedBase
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
 from freenergy.training.settings import Optimisation, TrainedBase
-from freenergy.training.tasks.masked import VALIDATION_TOKENS
+from freenergy.training.tasks.language_model import VALIDATION_TOKENS
 
 _FLOAT = 4
 _SHARD = 4  # windows in a file of candidates

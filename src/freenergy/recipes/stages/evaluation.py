@@ -31,7 +31,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.core.workers.shards import ShardJob, prefetch_shards
 from freenergy.corpus import Corpus, Windows
-from freenergy.energies.load import load_energy
+from freenergy.energies.registry import load_energy
 from freenergy.evaluation.bootstrap import paired_bootstrap
 from freenergy.evaluation.certified import check_draws, together
 from freenergy.evaluation.perplexity import Measurement, choose_windows
