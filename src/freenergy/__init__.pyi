@@ -15,7 +15,7 @@ from freenergy.core.roles import Target as Target
 from freenergy.core.sequences import Continuations as Continuations
 from freenergy.core.sequences import Sequences as Sequences
 from freenergy.core.sequences import SequenceSpace as SequenceSpace
-from freenergy.core.soft import Soft as Soft
+from freenergy.core.sequences import Soft as Soft
 from freenergy.core.truncation import Truncation as Truncation
 from freenergy.corpus import Corpus as Corpus
 from freenergy.corpus import Tokenizer as Tokenizer
@@ -23,12 +23,12 @@ from freenergy.corpus.resources import fetch as fetch
 from freenergy.energies.bit import Bit as Bit
 from freenergy.energies.int8 import int8_error as int8_error
 from freenergy.energies.int8 import quantised as quantised
-from freenergy.energies.load import load_energy as load_energy
 from freenergy.energies.log_ratio import LogRatio as LogRatio
 from freenergy.energies.logits import Logits as Logits
 from freenergy.energies.ngram_features import NgramFeatures as NgramFeatures
 from freenergy.energies.probe import Probe as Probe
 from freenergy.energies.product import Product as Product
+from freenergy.energies.registry import load_energy as load_energy
 from freenergy.energies.repetition import Repetition as Repetition
 from freenergy.energies.second_lm import SecondLM as SecondLM
 from freenergy.energies.unit import Unit as Unit

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from freenergy.core import interrupt
+from freenergy.core import progress as interrupt
 
 from .test_kills import STAGES
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from freenergy.testing.worlds import World, total_variation
+from freenergy.testing.enumerating import World, total_variation
 
 
 @pytest.fixture

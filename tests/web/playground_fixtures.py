@@ -17,8 +17,8 @@ import uvicorn
 from freenergy import ResidualModel, Rng, TabularLM, load
 from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus import Tokenizer
-from freenergy.corpus.learn import learn
 from freenergy.corpus.settings import BytePairTokenizer
+from freenergy.corpus.tokenizer import learn
 from freenergy.lm.ngram import NgramLM
 from freenergy.web.app import create_app
 from freenergy.web.model_server import ModelServer

@@ -43,7 +43,7 @@ async def listen(answers):
 
 
 async def texts(engine, question):
-    events = await listen(engine.write(question))
+    events = await listen(engine.write_all([question])[0])
     assert isinstance(events[-1], Finished)
     return events[-1].texts
 
@@ -166,7 +166,9 @@ def test_prompts_of_one_request_have_streams_of_their_own(joint, engine):
 
 def test_events_come_in_order_and_hold_every_candidate(joint, engine):
     async def one():
-        return await listen(engine.write(requested(engine, "abc", candidates=150, max_tokens=12, num=2, seed=1)))
+        return await listen(
+            engine.write_all([requested(engine, "abc", candidates=150, max_tokens=12, num=2, seed=1)])[0]
+        )
 
     events = asyncio.run(one())
     parts = {(event.text, event.chunk) for event in events if isinstance(event, Drawn)}
@@ -223,7 +225,7 @@ def test_a_large_question_does_not_hold_up_a_small_one(joint):
     engine, order = ModelServer(joint, Limits(rows=64, least_rows=8)), []
 
     async def one(name, **how):
-        await listen(engine.write(requested(engine, "ab", **how)))
+        await listen(engine.write_all([requested(engine, "ab", **how)])[0])
         order.append(name)
 
     async def both():
@@ -243,15 +245,15 @@ def test_a_full_queue_says_so(gated):
     engine, gate = gated
 
     async def fill():
-        waiting = [engine.write(requested(engine, "a", candidates=8, seed=i)) for i in range(4)]
+        waiting = [engine.write_all([requested(engine, "a", candidates=8, seed=i)])[0] for i in range(4)]
         with pytest.raises(Busy) as busy:
-            engine.write(requested(engine, "a"))
+            engine.write_all([requested(engine, "a")])[0]
         with pytest.raises(Busy):
             await engine.call(lambda: 1)
         with pytest.raises(Busy):
             engine.write_all([requested(engine, "a")] * 5)
-        assert 1 <= busy.value.retry_after_seconds <= 60
-        assert engine.queue == 4, "of several questions that do not fit none stands in the row"
+        assert 1 <= int(busy.value.headers["Retry-After"]) <= 60
+        assert len(engine.turns) == 4, "of several questions that do not fit none stands in the row"
         gate.open.set()
         await asyncio.gather(*(listen(answers) for answers in waiting))
         assert await engine.call(lambda: 41 + 1) == 42
@@ -280,9 +282,9 @@ def test_who_goes_away_frees_a_place_at_once(gated, way):
     engine, gate = gated
 
     async def leave():
-        answers = engine.write(requested(engine, "a", candidates=640))
+        answers = engine.write_all([requested(engine, "a", candidates=640)])[0]
         await asyncio.to_thread(gate.begun.wait, 10)
-        assert engine.queue == 1
+        assert len(engine.turns) == 1
         if way == "closed":
             await answers.aclose()
         elif way == "cancelled":
@@ -292,7 +294,7 @@ def test_who_goes_away_frees_a_place_at_once(gated, way):
             await asyncio.gather(task, return_exceptions=True)
         else:
             del answers
-        assert engine.queue == 0
+        assert len(engine.turns) == 0
 
     asyncio.run(leave())
     gate.open.set()
@@ -312,8 +314,8 @@ def test_an_answer_that_takes_too_long_is_given_up(make_joint):
 
     async def wait():
         with pytest.raises(TooLong, match=r"after 0\.5 seconds"):
-            await listen(engine.write(requested(engine, "a", candidates=8)))
-        assert engine.queue == 0
+            await listen(engine.write_all([requested(engine, "a", candidates=8)])[0])
+        assert len(engine.turns) == 0
         gate.open.set()
         return await texts(engine, requested(engine, "b", candidates=8))
 
@@ -376,7 +378,7 @@ def test_closing_tells_who_waits(gated):
             await task
 
     asyncio.run(wait())
-    assert engine.queue == 0
+    assert len(engine.turns) == 0
 
 
 def test_many_questions_take_fewer_calls(joint):

@@ -19,8 +19,8 @@ from freenergy.energies.prefix_energies import energies_of_beginnings
 from freenergy.partition import log_partition
 from freenergy.web.app import create_app
 from freenergy.web.model_server import ModelServer
+from freenergy.web.playground import EVENNESS, evenness
 from freenergy.web.settings import Limits, ServerSettings
-from freenergy.web.watching import EVENNESS, evenness
 
 from .playground_fixtures import LENGTH, repeats, small_joint
 

@@ -16,8 +16,8 @@ from freenergy import ResidualModel, UserError, load
 from freenergy.models.residual import no_energy
 from freenergy.recipes import load_run
 from freenergy.samplers import Metropolis
+from freenergy.web.playground import EVENNESS
 from freenergy.web.settings import Limits
-from freenergy.web.watching import EVENNESS
 
 from .playground_fixtures import LENGTH, NASTY, nasty_joint, repeats, served, small_joint, until
 
@@ -422,7 +422,7 @@ def test_stop_ends_the_work(see):
         until(lambda: number_of(browser, "#axis .mark") >= 2)
         one(browser, "#stop").click()
         until(lambda: words(browser, "#status") == "stopped")
-        until(lambda: engine.queue == 0)
+        until(lambda: len(engine.turns) == 0)
         assert engine.counts.cancelled == 1
         assert 2 <= number_of(browser, "#axis .mark") < 200
         assert not one(browser, "#stop").is_displayed()

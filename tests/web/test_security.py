@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 
 from freenergy import UserError
 from freenergy.web.running import address, bound
-from freenergy.web.security import is_loopback, loopback_hosts, new_token, same_token, secure
+from freenergy.web.security import LOOPBACK_HOSTS, is_loopback, same_token, secure
 from freenergy.web.settings import ServerSettings
 
 TOKEN = "a-token-of-twenty-odd-letters"
@@ -148,7 +148,7 @@ def test_a_failure_inside_is_logged_and_not_told(serve, make_joint, caplog):
         late = {**COMPLETION, "prompt": "", "max_tokens": 60, "stream": True}
         assert httpx.post(f"{where}/v1/completions", json=late).text.endswith("data: [DONE]\n\n")
         assert httpx.post(f"{where}/v1/completions", json=COMPLETION).status_code == 200, "the server lives on"
-        assert engine.queue == 0
+        assert len(engine.turns) == 0
 
 
 def test_trouble_in_the_middle_of_a_stream_is_an_event(serve, make_joint):
@@ -186,14 +186,12 @@ def test_no_path_leads_to_a_file(server, path):
 
 
 def test_tokens_and_hosts():
-    assert len({new_token() for _ in range(100)}) == 100
-    assert len(new_token()) >= 43
     assert same_token("é", "é")
     assert not same_token("a", "b")
     assert not same_token("a", "")
     assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.8.8.8")] == [True] * 5
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "")] == [False] * 5
-    assert set(loopback_hosts()) == {"127.0.0.1", "localhost", "[::1]"}
+    assert set(LOOPBACK_HOSTS) == {"127.0.0.1", "localhost", "[::1]"}
 
 
 @pytest.mark.parametrize(
@@ -215,7 +213,7 @@ def test_settings_that_are_not_safe(settings, words):
 
 def test_settings_beyond_loopback():
     assert ServerSettings(host="0.0.0.0", token=TOKEN).hosts is None
-    assert ServerSettings().hosts == loopback_hosts()
+    assert ServerSettings().hosts == LOOPBACK_HOSTS
 
 
 def test_sockets():

@@ -365,7 +365,7 @@ def test_a_full_queue_and_a_wrong_token(serve, make_joint):
             stranger.models.list()
         held = threading.Thread(target=client.completions.create, kwargs={"model": "tiny", "prompt": "a"})
         held.start()
-        while not engine.queue:
+        while not len(engine.turns):
             time.sleep(0.005)
         for is_streamed in (False, True):
             with pytest.raises(openai.RateLimitError, match="the queue is full") as busy:
@@ -387,7 +387,7 @@ def test_an_answer_that_takes_too_long(serve, make_joint):
         response = httpx.post(f"{address}/v1/completions", json={"model": "tiny", "prompt": "a"})
         assert response.status_code == 408
         assert response.json()["error"]["type"] == "timeout_error"
-        assert engine.queue == 0
+        assert len(engine.turns) == 0
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
 
 
@@ -405,7 +405,7 @@ def test_a_client_that_goes_away_frees_its_place(serve, make_joint, is_streamed)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{address}/v1/completions", json=body, timeout=0.3)
         deadline = time.monotonic() + 5
-        while engine.queue:
+        while len(engine.turns):
             assert time.monotonic() < deadline, "the place was not freed"
             time.sleep(0.01)
         gate.set()

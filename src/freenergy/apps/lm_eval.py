@@ -6,10 +6,8 @@ Usage: ``python -m freenergy.apps.lm_eval --model freenergy --model_args run=RUN
 
 Multiple choice compares continuations of one context, so Z(c) cancels and ``log_score`` decides exactly. Where it does
 not cancel (perplexity, the probability of one continuation alone) the adapter refuses. Text is written by importance
-resampling: n continuations of the base, one of them taken with probability proportional to exp(−E).
-
-The harness knows only the models that it lists itself or that were registered before it starts; it looks for no
-plugins. ``main`` registers ours and hands its arguments on, so it is ``lm_eval`` with one model more.
+resampling: n continuations of the base, one of them taken with probability proportional to exp(−E). The harness looks
+for no plugins, so ``main`` registers our model and then is ``lm_eval``.
 """
 
 import logging
@@ -142,7 +140,6 @@ def register() -> type:
 
 
 def _check_kinds(settings: dict[str, Any]) -> None:
-    """Check the types of the values in --model_args."""
     for name, value in settings.items():
         if type(value) is not (bool if name == "base" else int):
             wanted = "true or false" if name == "base" else "a whole number"

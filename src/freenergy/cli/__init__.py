@@ -1,13 +1,10 @@
 """What a person types."""
 
-from freenergy.cli.about import doctor, recipes, resources
-from freenergy.cli.cost import cost
-from freenergy.cli.experiment import experiment
+from freenergy.cli.about import cost, doctor, recipes, resources
 from freenergy.cli.root import app, main
-from freenergy.cli.runs import cite, evaluate, report, run, verify
-from freenergy.cli.serving import serve
+from freenergy.cli.runs import cite, evaluate, experiment, report, run, verify
 from freenergy.cli.study import study_app
-from freenergy.cli.writing import distil, next_token, sample, score
+from freenergy.cli.writing import distil, next_token, sample, score, serve
 
 __all__ = ["app", "main"]
 

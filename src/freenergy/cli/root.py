@@ -13,17 +13,18 @@ import typer
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import Interrupted, handle_sigterm
+from freenergy.core.progress import Interrupted, handle_sigterm
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 _INTERRUPTED = 130
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small; may be given again.")
+]
+TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")]
 
 
 def _print_version(is_requested: bool) -> bool:

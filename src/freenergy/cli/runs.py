@@ -1,4 +1,4 @@
-"""Commands that make, measure and check runs: run, evaluate, report, verify, cite."""
+"""Commands that make, measure and check runs: run, experiment, evaluate, report, verify, cite."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, RunFolder, print_json, refuse
+from freenergy.cli.root import AsJson, Changes, RunFolder, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
@@ -26,9 +26,7 @@ def run(
     recipe: Annotated[str, typer.Argument(help="A TOML file, FILE.py:FUNCTION, or a name from `freenergy recipes`.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")] = None,
     stage: Annotated[str | None, typer.Option(help="Stop after this stage, such as base or energy.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small.")
-    ] = None,
+    changes: Changes = None,
     workers: WorkersName = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -49,8 +47,9 @@ def run(
 
 def _run(loaded: "Recipe", out: Path | None, stage: str | None, workers: str, as_json: bool) -> None:
     """Do the stages of one recipe and show what came of them."""
-    from freenergy.cli.show import Bars, show_stage
-    from freenergy.core.workers.from_name import worker_pool
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.results import show_stage
+    from freenergy.core.workers.pool import worker_pool
     from freenergy.recipes import run as run_recipe
     from freenergy.training.distributed.ranks import Ranks
 
@@ -86,6 +85,52 @@ def _page(folder: Path, bars: "Bars") -> Path | None:
     return None
 
 
+def experiment(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of an experiment such as earm-wikitext.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the experiment; runs/NAME unless given.")] = None,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a base, continue it in several ways, and compare them at equal compute. A killed experiment resumes."""
+    from freenergy.cli.show import Bars
+    from freenergy.recipes.load import load_experiment
+    from freenergy.runs.sweep.run import folder_of, run_sweep
+
+    loaded = load_experiment(recipe, changes or [])
+    folder = folder_of(loaded, out)
+    with Bars() as bars:
+        table = run_sweep(loaded, folder, progress=bars)
+        figures = _figures(folder, table, bars)
+    if as_json:
+        print_json({**table, "experiment": str(folder), "figures": [str(path) for path in figures]})
+        return
+    _show_experiment(table)
+    drawn = f", its figures in {folder / 'figures'}" if figures else ""
+    typer.echo(f"The whole table is in {folder / 'table.md'}{drawn}.")
+
+
+def _figures(folder: Path, table: dict[str, Any], bars: "Bars") -> list[Path]:
+    from freenergy.report import can_draw
+
+    if not can_draw():
+        bars.say("for figures: pip install 'freenergy[report]', then the same command again")
+        return []
+    from freenergy.report.experiment_figures import draw_experiment
+
+    return draw_experiment(folder, table)
+
+
+def _show_experiment(table: dict[str, Any]) -> None:
+    from freenergy.cli.show import OUT, show_table, show_wide
+    from freenergy.runs.sweep.table import budget, difference_rows, main_rows
+
+    show_wide(table["name"], *main_rows(table))
+    head, rows = difference_rows(table, with_base=False)
+    if rows:
+        show_table("Against the control of equal compute", head, rows)
+    OUT.print(budget(table))
+
+
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with an energy.")],
     text: Annotated[
@@ -101,8 +146,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""
-    from freenergy.cli.show import Bars, show_evaluation
-    from freenergy.core.workers.from_name import worker_pool
+    from freenergy.cli.show import Bars
+    from freenergy.cli.show.results import show_evaluation
+    from freenergy.core.workers.pool import worker_pool
     from freenergy.recipes.stages.evaluation import EvaluationRequest
     from freenergy.recipes.stages.evaluation import evaluate as measure
 
@@ -134,10 +180,7 @@ def report(
         typer.echo(f"The report is in {path}: open it in a browser.")
 
 
-def verify(
-    run_folder: RunFolder,
-    as_json: AsJson = False,
-) -> None:
+def verify(run_folder: RunFolder, as_json: AsJson = False) -> None:
     """Verify the checksum of every file that the stages of a run wrote."""
     from freenergy.cli.show import Bars
     from freenergy.recipes import load_run
@@ -161,10 +204,7 @@ def verify(
         typer.echo(f"Written before freenergy kept checksums, so not verified: {', '.join(found.without_checksums)}.")
 
 
-def cite(
-    run_folder: RunFolder,
-    as_json: AsJson = False,
-) -> None:
+def cite(run_folder: RunFolder, as_json: AsJson = False) -> None:
     """Print the references of the methods that a run has used, as BibTeX."""
     from freenergy.recipes import load_run
     from freenergy.report import cite as references

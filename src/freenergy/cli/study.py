@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from freenergy.cli.root import AsJson, print_json
+from freenergy.cli.root import AsJson, TopK, TopP, print_json
 from freenergy.core.errors import UserError
 
 study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two models writes better, blindly.")
@@ -29,8 +29,8 @@ def create(
     b: Law = None,
     candidates: Annotated[int, typer.Option(help="Candidates per text of a residual model.")] = 256,
     length: Annotated[int | None, typer.Option(help="Tokens per continuation; default: as trained.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     temperature: Annotated[float, typer.Option(help="Softmax temperature: <1 sharpens, >1 flattens.")] = 1.0,
     votes: Annotated[int, typer.Option(help="Votes per pair.")] = 3,
     qualification: Annotated[int, typer.Option(help="Questions with a known answer before the first pair.")] = 12,
@@ -103,18 +103,15 @@ def serve(
     try:
         from freenergy.apps.study.web import create_study_app
         from freenergy.web.running import run
-        from freenergy.web.security import is_loopback, loopback_hosts
+        from freenergy.web.security import LOOPBACK_HOSTS, is_loopback
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: install it with pip install 'freenergy[web]'") from None
     from freenergy.apps.study import Store, Study
 
-    def say(words: str) -> None:
-        typer.echo(words, err=True)
-
-    known = (*loopback_hosts(), *(name or ()))
+    known = (*LOOPBACK_HOSTS, *(name or ()))
     with Store(Study.open(folder)) as store:
         app = create_study_app(store, hosts=known if is_loopback(host) or name else None)
-        run(app, host=host, port=port, words=say)
+        run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
 
 
 @study_app.command()
@@ -136,25 +133,23 @@ def report(folder: StudyFolder, as_json: AsJson = False) -> None:
 
 def _page(folder: Path, summary: dict[str, Any]) -> str | None:
     """Write the study's page, if the report extra is installed."""
-    from importlib.util import find_spec
+    from freenergy.report import can_draw
+    from freenergy.report.study import write_study_page
 
-    if find_spec("jinja2") is None:
+    if not can_draw():
         typer.echo("for a page: pip install 'freenergy[report]'", err=True)
         return None
-    from freenergy.report.study_page import write_study_page
-
     return str(write_study_page(folder, summary))
 
 
 def _show(summary: dict[str, Any]) -> None:
-    """Print the tables of the page."""
     from freenergy.cli.show import show_table
-    from freenergy.report.study_tables import preference, raters, sentence, simulated, votes
+    from freenergy.report.study import sentence, simulated, tables
 
     if label := simulated(summary):
         typer.echo(f"SIMULATED: {label}")
     typer.echo(sentence(summary))
-    for table in (preference(summary), votes(summary), raters(summary)):
+    for table in tables(summary):
         show_table(table.caption, table.columns, table.rows)
 
 

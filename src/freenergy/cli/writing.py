@@ -1,12 +1,13 @@
-"""Commands that use a residual model: sample, next, score, distil."""
+"""Commands that use a residual model: sample, next, score, distil, serve."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, RunFolder, print_json
+from freenergy.cli.root import AsJson, RunFolder, TopK, TopP, print_json
 from freenergy.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def sample(
         typer.Option("--set", help="A setting of the sampler, as in --set effective=50; may be given again."),
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="Short for --set candidates=N; resampling has 256.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")] = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
     temperature: Annotated[float | None, typer.Option(help="Below 1 is bolder, above 1 is wilder.")] = None,
     chunks: Annotated[
         int | None, typer.Option(help="Write N chunks, each given what stands before it; as trained unless given.")
@@ -55,7 +56,7 @@ def sample(
 ) -> None:
     """Continue a text with the run's residual model, or with its base where there is no energy."""
     from freenergy.recipes.open_run import load_or_base, model_key
-    from freenergy.text.choose_sampler import choose_sampler
+    from freenergy.samplers.registry import choose_sampler
     from freenergy.text.task import GenerationTask
     from freenergy.text.write import Writing
 
@@ -64,7 +65,7 @@ def sample(
     given = dict(_setting(text) for text in settings or ())
     short = {"candidates": candidates, "top_k": top_k, "top_p": top_p, "temperature": temperature}
     model = load_or_base(run_folder)
-    chosen = choose_sampler(model, sampler, given, short, allow_import=True)
+    chosen = choose_sampler(model.has_energy, sampler, given, short, allow_import=True)
     plan = model.plan(length, chunks)
     writing = Writing(
         sampler=chosen, num=num, chunks=plan.chunks, look_ahead=look_ahead, max_context=model.max_context,
@@ -108,7 +109,7 @@ def _to_file(task: "GenerationTask", key: dict[str, Any], out: Path, keep: bool,
 def _to_stdout(task: "GenerationTask", keep: bool, as_json: bool) -> int:
     """Texts for a person, or one JSON object that is printed piece by piece."""
     from freenergy.cli.show import Bars
-    from freenergy.cli.show.writing import Live, show_texts
+    from freenergy.cli.show.results import Live, show_texts
     from freenergy.text.task import Failed
 
     failed = 0
@@ -154,7 +155,7 @@ def next_token(
 ) -> None:
     """What comes next under the base and under the residual model, side by side, with standard errors."""
     from freenergy.cli.show import Bars
-    from freenergy.cli.show.writing import show_next
+    from freenergy.cli.show.results import show_next
     from freenergy.recipes import load
 
     model = load(run_folder)
@@ -182,7 +183,7 @@ def score(
 ) -> None:
     """Rank lists of candidates with the residual model: exact, since Z is the same for all of a list."""
     from freenergy.cli.show import Bars, show_table
-    from freenergy.cli.show.writing import show_lists
+    from freenergy.cli.show.results import show_lists
     from freenergy.recipes import load
     from freenergy.text.nbest import rank_file, tables
 
@@ -221,7 +222,7 @@ def distil(
     from dataclasses import replace
 
     from freenergy.cli.show import Bars
-    from freenergy.cli.show.writing import show_distilled
+    from freenergy.cli.show.results import show_distilled
     from freenergy.recipes.stages.distil import distil as work
     from freenergy.training.tasks.distil import Distilling
 
@@ -235,3 +236,46 @@ def distil(
         print_json(found)
     else:
         show_distilled(found, out)
+
+
+def serve(
+    run_folder: RunFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on; needs a token beyond this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the bearer token; or set FREENERGY_TOKEN.")
+    ] = None,
+    queue: Annotated[int, typer.Option(help="Maximum number of waiting requests; further ones get HTTP 503.")] = 256,
+    timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 120.0,
+    max_candidates: Annotated[int, typer.Option(help="Maximum candidates per request.")] = 4096,
+    name: Annotated[str | None, typer.Option(help="Name of the model; default: the run's name.")] = None,
+) -> None:
+    """Serve a run: an OpenAI-style API, and a playground to open in a browser."""
+    try:
+        from freenergy.web.app import create_app
+        from freenergy.web.model_server import ModelServer
+        from freenergy.web.running import check_port, run
+        from freenergy.web.settings import Limits, ServerSettings
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("freenergy"):
+            raise
+        raise UserError(f"serving needs {error.name}: pip install 'freenergy[web]'") from None
+    from freenergy.recipes.open_run import load_or_base
+
+    settings = ServerSettings(
+        name=name or run_folder.resolve().name, host=host, token=_token(token_file), folder=run_folder
+    )
+    check_port(port)  # before loading the model, which is slow
+    limits = Limits(queue=queue, timeout_seconds=timeout, candidates=max_candidates)
+    app = create_app(ModelServer(load_or_base(run_folder), limits), settings)
+    run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
+
+
+def _token(file: Path | None) -> str | None:
+    """Read the token from the file or the environment; every user of the machine can read a command line."""
+    if file is None:
+        return os.environ.get("FREENERGY_TOKEN") or None
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the token file {file} cannot be read ({error}): write one line of text there") from None

@@ -3,8 +3,7 @@
     manifest of a folder = summary + {file: SHA-256 of its bytes} + digest of the manifest itself
 
 Stages have such a manifest (``stage.json``), and so have the flat copies of negatives (``flat.json``). The digest is
-checked whenever a manifest is read. The files are not, since that would read all of a large model: ``freenergy verify``
-does it on demand.
+checked whenever a manifest is read, the files by ``freenergy verify``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,12 +13,11 @@ from typing import Any, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, fingerprint, read_json, write_json
-from freenergy.core.progress import Progress, Silent
+from freenergy.core.progress import SILENT, Progress
 
 STAGE, FLAT = "stage.json", "flat.json"
 _FILES, _DIGEST = "files", "mark"  # keys on disk
 _KEPT = ("features", "evaluations")  # folders of a run outside of any stage
-_SILENT = Silent()
 
 
 @final
@@ -39,7 +37,7 @@ class Verification:
     without_checksums: tuple[str, ...]
 
 
-def write_with_checksums(path: Path, record: dict[str, Any], progress: Progress = _SILENT) -> None:
+def write_with_checksums(path: Path, record: dict[str, Any], progress: Progress = SILENT) -> None:
     """Write the manifest of a folder as its last file, with a checksum per file; hidden files are skipped."""
     names = {each: each.relative_to(path.parent) for each in sorted(path.parent.rglob("*")) if each.is_file()}
     seen = [each for each, name in names.items() if each != path and not any(p.startswith(".") for p in name.parts)]
@@ -55,7 +53,7 @@ def digest_matches(record: dict[str, Any]) -> bool:
     return record.get(_DIGEST) == fingerprint(rest) or not {_FILES, _DIGEST} & set(record)
 
 
-def verify(run: Path, progress: Progress = _SILENT) -> Verification:
+def verify(run: Path, progress: Progress = SILENT) -> Verification:
     """Read every file of a run's finished stages and compare its checksum with the manifest."""
     stages = {path.parent.name: read_json(path) for path in sorted(run.glob(f"*/{STAGE}"))}
     if not stages:

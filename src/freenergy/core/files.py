@@ -86,20 +86,14 @@ def disk_full_as_user_error(path: Path) -> Iterator[None]:
     """Turn every form of 'no space left on device' into a ``UserError``."""
     try:
         yield
-    except OSError as error:
-        if error.errno in _DISK_FULL:
-            raise disk_full_error(path) from error
-        raise
     except Exception as error:
         # safetensors and arrow wrap the system's error in their own exceptions; the error code survives in the text
-        if any(f"os error {code}" in str(error) or f"[Errno {code}]" in str(error) for code in _DISK_FULL):
-            raise disk_full_error(path) from error
+        in_text = any(f"os error {code}" in str(error) or f"[Errno {code}]" in str(error) for code in _DISK_FULL)
+        if in_text or (isinstance(error, OSError) and error.errno in _DISK_FULL):
+            raise UserError(
+                f"no space left to write {path}: free some space or choose another folder, then run it again"
+            ) from error
         raise
-
-
-def disk_full_error(path: Path) -> UserError:
-    """Return the error for a full disk."""
-    return UserError(f"no space left to write {path}: free some space or choose another folder, then run it again")
 
 
 def flush(path: Path) -> None:
@@ -185,6 +179,8 @@ def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
     except (UserError, AssertionError):
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not path.exists():
+            raise UserError(f"there is no file {path}: {remedy}") from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise UserError(f"{path} is damaged or of another version ({reason}): {remedy}") from error
 
@@ -209,37 +205,23 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
 
 
 @contextmanager
-def exclusive_file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while writing it; raises ``UserError`` if another process holds it."""
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise UserError(f"another process is writing {path}: wait for it, or choose another file") from None
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another file") from None
-    try:
-        yield
-    finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # before release: whoever opened it meanwhile sees that it is gone
-        lock.release()
-
-
-@contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; raises ``UserError`` if another process holds it."""
-    lock = FileLock(folder / ".lock", timeout=0)
+def exclusive_lock(path: Path, *, is_file: bool = False) -> Iterator[None]:
+    """Hold an exclusive lock on a folder, or a file while it is written; a ``UserError`` if another process has it."""
+    folder = path.parent if is_file else path
+    lock = FileLock(folder / (f".{path.name}.lock" if is_file else ".lock"), timeout=0)
+    doing, other = (f"writing {path}", "file") if is_file else (f"running in {path}", "--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UserError(f"another process is running in {folder}: wait for it, or choose another --out") from None
+        raise UserError(f"another process is {doing}: wait for it, or choose another {other}") from None
     except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another {other}") from None
     try:
         yield
     finally:
+        if is_file:  # before release: whoever opened it meanwhile sees that it is gone
+            Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
@@ -254,7 +236,7 @@ def resumable_jsonl(path: Path, key: Any) -> Iterator["ResumableLines"]:
     temporary = path.with_name(f".{path.name}.{fingerprint(key)}{_PART}")
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the name of a file to write")
-    with exclusive_file_lock(path), disk_full_as_user_error(path), temporary.open("ab+") as file:
+    with exclusive_lock(path, is_file=True), disk_full_as_user_error(path), temporary.open("ab+") as file:
         yield ResumableLines(file)
         flush(temporary)
         temporary.replace(path)

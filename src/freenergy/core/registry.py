@@ -3,8 +3,7 @@
     registry.find("gibbs")                                        the class, imported when it is asked for
     configured(Resampling, {"candidates": "64", "truncation.top_k": 10}, "the sampler resampling")
 
-A part is a frozen dataclass: its fields are its settings, a field that is a dataclass has settings with a dot. Text
-from a command line is read like a value in TOML. The class itself checks ranges.
+A part is a frozen dataclass: its fields are its settings, a field that is a dataclass has settings with a dot.
 """
 
 import tomllib
@@ -29,11 +28,9 @@ class Registry(Generic[T]):
         self._classes: dict[str, str | type[T]] = dict(places)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
         return iter(self._classes)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is a part of this name."""
         return name in self._classes
 
     def register(self, name: str, part: type[T]) -> None:

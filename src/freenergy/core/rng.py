@@ -2,17 +2,15 @@
 
     u ~ Uniform[0, 1),      i = min { j : p_1 + … + p_j > u · (p_1 + … + p_V) }     (inverse of the cumulative sum)
 
-A stream is named by a seed and a path of keys, so the same name gives the same bits at any time, in any process and in
-any order: training step 700 draws ``rng.child("step", 700)`` and nothing needs to be saved to go on after a crash.
+A stream is named by a seed and a path of keys, so the same name gives the same bits at any time, in any process, on any
+device: training step 700 draws ``rng.child("step", 700)`` and nothing needs to be saved to resume after a crash.
 Candidates own their randomness (``rows``): candidate n of context b draws the same numbers whatever the batch around
-it. Tests pass an ``EnumeratingRng`` through the same door and walk every branch.
-
-The bits come from numpy's counter-based Philox on the CPU and are the same for every device.
+it. The bits come from numpy's counter-based Philox. Tests pass an ``EnumeratingRng`` through the same door.
 """
 
 import zlib
 from collections.abc import Sequence
-from typing import final
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,27 +20,31 @@ from torch import Tensor
 from freenergy.core.errors import UserError
 
 _ROWS = zlib.crc32(b"rows")  # keeps the streams of rows apart from those of child(0), child(1), …
-_BLOCK = 256  # tokens in a block of the two-level search: about the square root of a vocabulary
+BLOCK = 256  # tokens in a block of the two-level search: about the square root of a vocabulary
 
 
 def choose(log_probs: Float[Tensor, "*rows V"], u: Float[Tensor, "*rows"]) -> Int[Tensor, "*rows"]:
-    """Invert the cumulative distribution at u: first the block of tokens, then the token inside it.
-
-    Two levels keep the cumulative sums short, which is faster than one over the vocabulary and rounds less.
-    """
+    """Invert the cumulative distribution at u, in two levels: short sums are faster and round less."""
     V = log_probs.shape[-1]
     p = (log_probs - log_probs.amax(-1, keepdim=True)).exp()
-    blocks = torch.nn.functional.pad(p, (0, -V % _BLOCK)).reshape(*p.shape[:-1], -1, _BLOCK)
-    mass = blocks.sum(-1, dtype=torch.float64)  # [*rows, V / block]
+    blocks = torch.nn.functional.pad(p, (0, -V % BLOCK)).reshape(*p.shape[:-1], -1, BLOCK)
+    return invert(blocks, blocks.sum(-1, dtype=torch.float64), u)[0]
+
+
+def invert(
+    blocks: Float[Tensor, "*rows M block"], mass: Float[Tensor, "*rows M"], u: Float[Tensor, "*rows"]
+) -> tuple[Int[Tensor, "*rows"], Float[Tensor, "*rows"]]:
+    """Return the index at u of weights in blocks with these sums, first the block, then inside it; and the total."""
     cdf = mass.cumsum(-1)
     target = u.unsqueeze(-1) * cdf[..., -1:]
-    block = first_above(cdf, target, mass)
+    block = _first_above(cdf, target, mass)
     before = (cdf - mass).gather(-1, block)
-    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2).double()
-    return (block * _BLOCK + first_above(inside.cumsum(-1), target - before, inside)).squeeze(-1)
+    inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, BLOCK)).squeeze(-2).double()
+    index = block * BLOCK + _first_above(inside.cumsum(-1), target - before, inside)
+    return index.squeeze(-1), cdf[..., -1]
 
 
-def first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
+def _first_above(cdf: Tensor, target: Tensor, mass: Tensor) -> Tensor:
     """Index of the first cumulative sum above the target; rounding at the end falls back on the last positive mass."""
     last = mass.shape[-1] - 1 - (mass > 0).flip(-1).int().argmax(-1, keepdim=True)
     return torch.minimum((cdf <= target).sum(-1, keepdim=True), last)
@@ -58,10 +60,7 @@ class Rng:
     def __init__(self, seed: int = 0, path: tuple[int, ...] = (), origin: tuple[int, int] = (0, 0)) -> None:
         if not 0 <= seed < 2**63:
             raise UserError(f"the seed is {seed}: take a number from 0 to 2**63 − 1")
-        self.seed = seed
-        self.path = path
-        self.origin = origin
-        self._generator: np.random.Generator | None = None
+        self.seed, self.path, self.origin = seed, path, origin
 
     def child(self, *keys: int | str) -> "Rng":
         """An independent stream named by keys below this one."""
@@ -75,15 +74,15 @@ class Rng:
 
     def uniform(self, *shape: int) -> Float[Tensor, "..."]:
         """Uniform numbers in [0, 1), float64."""
-        return torch.from_numpy(np.asarray(self._numpy().random(shape)))
+        return torch.from_numpy(np.asarray(self._generator.random(shape)))
 
     def normal(self, *shape: int) -> Float[Tensor, "..."]:
         """Standard normal numbers, float64."""
-        return torch.from_numpy(np.asarray(self._numpy().standard_normal(shape)))
+        return torch.from_numpy(np.asarray(self._generator.standard_normal(shape)))
 
     def permutation(self, size: int) -> Int[Tensor, " size"]:
         """A random order of 0 … size − 1."""
-        return torch.from_numpy(self._numpy().permutation(size))
+        return torch.from_numpy(self._generator.permutation(size))
 
     def categorical(self, log_probs: Float[Tensor, "*rows V"]) -> Int[Tensor, "*rows"]:
         """One index a row, with probability proportional to exp(log_probs)."""
@@ -95,13 +94,10 @@ class Rng:
 
     def integer(self) -> int:
         """A number in [0, 2**62), to seed somebody else's generator."""
-        return int(self._numpy().integers(2**62))
+        return int(self._generator.integers(2**62))
 
     def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
-        """Streams of ``draws`` numbers, one for each candidate of each context.
-
-        Candidate n of context b (counted from ``origin``) gets the same numbers whatever the batch size.
-        """
+        """Streams of ``draws`` numbers for candidate n of context b, counted from ``origin``, whatever the batch."""
         first_b, first_n = self.origin
         per_row = -(-draws // 4) * 4  # Philox makes four numbers a counter step, so a row begins at a whole step
         u = np.empty((contexts, candidates, draws))
@@ -111,14 +107,11 @@ class Rng:
             u[b] = np.random.Generator(source).random((candidates, per_row))[:, :draws]
         return Rows(torch.from_numpy(u))
 
-    def _numpy(self) -> np.random.Generator:
-        if self._generator is None:
-            sequence = np.random.SeedSequence(self.seed, spawn_key=self.path)
-            self._generator = np.random.Generator(np.random.Philox(sequence))
-        return self._generator
+    @cached_property
+    def _generator(self) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=self.path)))
 
 
-@final
 class Streams(Rng):
     """One stream a context: contexts with seeds of their own, in one batch, draw what each would alone.
 
@@ -136,11 +129,11 @@ class Streams(Rng):
 
     def child(self, *keys: int | str) -> "Streams":
         """The child of every stream."""
-        return Streams([stream.child(*keys) for stream in self.streams])
+        return type(self)([stream.child(*keys) for stream in self.streams])
 
     def shift(self, *, contexts: int = 0, candidates: int = 0) -> "Streams":
         """The streams of later contexts, each from a later candidate."""
-        return Streams([stream.shift(candidates=candidates) for stream in self.streams[contexts:]])
+        return type(self)([stream.shift(candidates=candidates) for stream in self.streams[contexts:]])
 
     def rows(self, contexts: int, candidates: int, draws: int) -> "Rows":
         """The rows of the first ``contexts`` streams."""
@@ -149,7 +142,8 @@ class Streams(Rng):
         rows = [stream.rows(1, candidates, draws) for stream in self.streams[:contexts]]
         return rows[0].joined(rows[1:])
 
-    def _numpy(self) -> np.random.Generator:
+    @property
+    def _generator(self) -> np.random.Generator:
         raise UserError("a batch of streams has numbers for candidates only: draw others from a stream of one context")
 
 
@@ -157,8 +151,7 @@ class Rows:
     """One stream for each of B × N candidates; every call takes the next number of each."""
 
     def __init__(self, u: Float[Tensor, "B N draws"]) -> None:
-        self._u = u
-        self._next = 0
+        self._u, self._next = u, 0
 
     def categorical(self, log_probs: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
         """One index for each candidate, from the candidate's own stream."""

@@ -48,36 +48,29 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """How many tokens there are; ids are 0 … vocab_size − 1."""
-        ...
 
     @property
     def eos(self) -> int:
         """The token that ends a document. An empty context reads as the start of a document, after EOS."""
-        ...
 
     @property
     def max_length(self) -> int | None:
         """The longest context + continuation that the model can read, or None where there is no limit."""
-        ...
 
     @property
     def draws_here(self) -> bool:
         """Whether ``sample`` draws from the ``Rng`` that it is given; False where a server draws by a seed."""
-        ...
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """log P_LM(x | c), float64: the sum over the tokens of x, EOS included where it is present."""
-        ...
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "batch V"]:
         """log P_LM(v | c) for every token v."""
-        ...
 
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
         """``num`` independent continuations of each context, in ``space``."""
-        ...
 
 
 @runtime_checkable
@@ -86,7 +79,6 @@ class Energy(Protocol):
 
     def __call__(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """The energy of each continuation."""
-        ...
 
 
 @runtime_checkable
@@ -95,7 +87,6 @@ class Model(Protocol):
 
     def log_score(self, x: Continuations) -> Float[Tensor, "batch num"]:
         """log P(x | c) + log Z(c), with gradients where the model has weights to train."""
-        ...
 
 
 M = TypeVar("M", bound=Model, covariant=True)
@@ -115,11 +106,9 @@ class Target(Generic[M]):
     proposal: LanguageModel | None = None
 
     def __len__(self) -> int:
-        """Return the number of contexts."""
         return len(self.contexts)
 
     def __getitem__(self, rows: slice | Tensor) -> "Target[M]":
-        """Select contexts."""
         return replace(self, contexts=self.contexts[rows])
 
     def after(self, contexts: Sequences) -> "Target[M]":
@@ -158,11 +147,9 @@ class Kernel(Protocol[S]):
 
     def init(self, target: Target[Model], x: Continuations) -> S:
         """Start chains at given positions [1, chains]."""
-        ...
 
     def step(self, target: Target[Model], state: S, rng: Rng) -> tuple[S, KernelInfo]:
         """Move every chain once; ``rng`` is this step's own, and chain n draws from candidate n of it."""
-        ...
 
 
 Z_co = TypeVar("Z_co", covariant=True)
@@ -172,13 +159,11 @@ Z_co = TypeVar("Z_co", covariant=True)
 class PartitionEstimator(Protocol[Z_co]):
     """log Z of every context of a target, with diagnostics: settings that can be called.
 
-    The answer is a ``partition.LogPartition`` whose numbers have shape [B]; a space of several lengths, each with a sum
-    of its own, gives [B, lengths].
+    The answer is a ``partition.LogPartition`` of shape [B]; a space of several lengths gives [B, lengths].
     """
 
     def __call__(self, target: Target[Model], rng: Rng) -> Z_co:
         """Estimate log Z; the same ``rng`` gives the same estimate, and contexts own their random numbers."""
-        ...
 
 
 @final
@@ -199,9 +184,8 @@ class Scores:
     ) -> "Scores":
         """Returns the scores of a residual model divided by its base; ``log_ratio`` is log noise − log P_LM.
 
-        log P_LM stands in log_score = log P_LM − E and in log_noise = log P_LM + log_ratio. Only their difference
-        matters, so log P_LM is cancelled before it is computed: where the noise is the base itself (no ``log_ratio``),
-        the base need not read the text, and the logit −E has no rounding error.
+        log P_LM stands in both scores and is cancelled before it is computed: where the noise is the base itself (no
+        ``log_ratio``), the base need not read the text, and the logit −E has no rounding error.
         """
         return cls(-energy, torch.zeros_like(energy) if log_ratio is None else log_ratio.to(energy.device))
 
@@ -228,11 +212,9 @@ class Objective(Protocol):
     @property
     def kind(self) -> str:
         """The name of the objective in a recipe."""
-        ...
 
     def __call__(self, data: Scores, negatives: Scores) -> Loss:
         """Returns the loss of data [B, 1] against negatives [B, K]."""
-        ...
 
 
 NoiseState = dict[str, Tensor]  # what a noise carries from draw to draw; empty where draws are independent
@@ -257,17 +239,11 @@ class Noise(Protocol):
 
     def init(self, rng: Rng) -> NoiseState:
         """Returns the state before the first draw."""
-        ...
 
     def draw(
         self, model: "Model | None", state: NoiseState, data: Examples, num: int, rng: Rng
     ) -> tuple[NoiseState, Draws]:
-        """Draws ``num`` negatives for each window; ``model`` is the one that learns, for noise that depends on it.
-
-        ``log_base`` of the draws is the base's, ``log_proposal`` is that of the draw.
-        """
-        ...
+        """Draws ``num`` negatives for each window; ``model`` is the one that learns, for noise that depends on it."""
 
     def log_noise(self, x: Continuations) -> Float[Tensor, "batch num"] | None:
         """Returns the log-probability of any continuations, or None where the law is unknown; may carry a gradient."""
-        ...

@@ -6,13 +6,12 @@
                                                           (Algorithm 1 of Deng et al. 2020)
     ESS = (Σ w)² / Σ w²                                   the effective sample size
 
-Without truncation and at temperature 1 the two laws are the same. Under truncation they are far apart: texts of the
-model itself are rare among draws of a top-k proposal, and the weights that correct for that are uneven.
+Without truncation and at temperature 1 the two laws are the same. Under truncation they are far apart.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +22,7 @@ from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import ANCESTRAL, Truncation
 
 Law = Literal["model", "restricted"]
+_NUMBERS = ("log_base", "log_proposal", "energy", "log_ahead")  # [batch, num] each
 
 
 @final
@@ -41,17 +41,13 @@ class Scored:
     @staticmethod
     def cat(parts: "Sequence[Scored]", dim: int) -> "Scored":
         """Join continuations of other contexts (dim 0), or more of the same contexts (dim 1)."""
-        return replace(
-            parts[0],
-            x=Continuations.cat([part.x for part in parts], dim),
-            log_base=torch.cat([part.log_base for part in parts], dim),
-            log_proposal=torch.cat([part.log_proposal for part in parts], dim),
-            energy=torch.cat([part.energy for part in parts], dim),
-            log_ahead=_all_or_none([part.log_ahead for part in parts], dim),
-        )
+        columns = {name: [getattr(part, name) for part in parts] for name in _NUMBERS}
+        joined: dict[str, Any] = {
+            name: None if any(part is None for part in own) else torch.cat(own, dim) for name, own in columns.items()
+        }
+        return replace(parts[0], x=Continuations.cat([part.x for part in parts], dim), **joined)
 
     def __len__(self) -> int:
-        """Return the number of contexts."""
         return self.energy.shape[0]
 
     @property
@@ -61,25 +57,15 @@ class Scored:
 
     def take(self, columns: Int[Tensor, " some"]) -> "Scored":
         """Select continuations of every context, in this order; one may come more than once."""
-        return replace(
-            self,
-            x=self.x.candidates(columns),
-            log_base=self.log_base[:, columns],
-            log_proposal=self.log_proposal[:, columns],
-            energy=self.energy[:, columns],
-            log_ahead=None if self.log_ahead is None else self.log_ahead[:, columns],
-        )
+        return self._selected(self.x.candidates(columns), (slice(None), columns))
 
     def __getitem__(self, rows: slice) -> "Scored":
-        """Select contexts."""
-        return replace(
-            self,
-            x=self.x[rows],
-            log_base=self.log_base[rows],
-            log_proposal=self.log_proposal[rows],
-            energy=self.energy[rows],
-            log_ahead=None if self.log_ahead is None else self.log_ahead[rows],
-        )
+        return self._selected(self.x[rows], rows)
+
+    def _selected(self, x: Continuations, at: slice | tuple[slice, Tensor]) -> "Scored":
+        columns = {name: getattr(self, name) for name in _NUMBERS}
+        selected: dict[str, Any] = {name: None if own is None else own[at] for name, own in columns.items()}
+        return replace(self, x=x, **selected)
 
     def of_context(self, b: int) -> "Scored":
         """Select one context, on the CPU and without columns that are padding."""
@@ -118,10 +104,7 @@ class Scored:
         return torch.stack([first_of_each(which) for which in equal_strings(self.x)])
 
     def merged(self) -> Float[Tensor, "batch num"]:
-        """log w with the weights of equal strings added: at the first of them; −inf at the others.
-
-        Choosing among merged strings is the same law as choosing among draws.
-        """
+        """log w with the weights of equal strings added, at the first of them; −inf at the others: the same law."""
         rows = []
         for log_w, which in zip(self.log_weight, equal_strings(self.x), strict=True):
             # string by string from its own largest, so that none is lost below e^745 of another
@@ -175,8 +158,3 @@ def first_of_each(which: Int[Tensor, " num"]) -> Bool[Tensor, " num"]:
     num = len(which)
     places = torch.full((num,), num).scatter_reduce(0, which, torch.arange(num), "amin")
     return torch.zeros(num, dtype=torch.bool).scatter(0, places[places < num], True)
-
-
-def _all_or_none(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.cat(there, dim) if len(there) == len(parts) else None

@@ -10,15 +10,16 @@ Legend: B contexts, N continuations of each, P context length, L continuation le
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import final
+from typing import Literal, final
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 
 _MOST_STRINGS = 1_000_000
@@ -101,20 +102,14 @@ class Continuations:
     ) -> "Continuations":
         """Pad lists of token ids: one context and the same number of continuations in each row."""
         if len(contexts) != len(continuations):
-            raise UserError(
-                f"{len(contexts)} contexts but {len(continuations)} lists of continuations: give one list each"
-            )
+            raise UserError(f"{len(contexts)} contexts, {len(continuations)} lists of continuations: give one each")
         counts = {len(row) for row in continuations}
         if len(counts) > 1:
             raise UserError(f"contexts have {sorted(counts)} continuations: give each context the same number")
         num = counts.pop() if counts else 0
         tokens, lengths = _padded([x for row in continuations for x in row])
         shape = (len(contexts), num)
-        return cls(
-            Sequences.from_lists(contexts),
-            tokens.view(*shape, -1) if num else tokens.view(*shape, 0),
-            lengths.view(shape),
-        )
+        return cls(Sequences.from_lists(contexts), tokens.view(*shape, -1 if num else 0), lengths.view(shape))
 
     @staticmethod
     def cat(parts: "Sequence[Continuations]", dim: int) -> "Continuations":
@@ -173,6 +168,58 @@ class Continuations:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Soft:
+    """B contexts and N real-valued continuations of each, which gradients can reach.
+
+    The embedding of place t is Σ_v p_t(v) · table[v]; p_t one-hot is the hard token. Each place holds D numbers: an
+    embedding, probabilities over the vocabulary, or logits whose softmax is taken.
+
+    >>> x = Continuations.from_lists([[1]], [[[2, 0], [3]]])
+    >>> Soft.one_hot(x, vocab_size=4).values[0, 0].tolist()
+    [[0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    """
+
+    contexts: Sequences
+    values: Float[Tensor, "batch num length D"]
+    lengths: Int[Tensor, "batch num"]
+    form: Literal["probabilities", "logits", "embeddings"] = "probabilities"
+
+    @classmethod
+    def one_hot(cls, x: Continuations, vocab_size: int, dtype: torch.dtype = torch.float32) -> "Soft":
+        """Returns hard tokens as probabilities of 0 and 1."""
+        return cls(x.contexts, torch.nn.functional.one_hot(x.tokens, vocab_size).to(dtype), x.lengths)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, N), the shape of everything that is computed from this."""
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def mask(self) -> Bool[Tensor, "batch num length"]:
+        """True at real places of the continuations."""
+        return _mask(self.lengths, self.values.shape[2])
+
+    def embedded(self, table: Float[Tensor, "V H"]) -> Float[Tensor, "batch num length H"]:
+        """Returns the embedding of each place, by a network's table of embeddings."""
+        wanted = table.shape[1] if self.form == "embeddings" else table.shape[0]
+        if self.values.shape[-1] != wanted:
+            raise UserError(
+                f"soft tokens have {self.values.shape[-1]} numbers per place, but as {self.form} this network reads "
+                f"{wanted}: give its own vocabulary, or embeddings of its width"
+            )
+        if self.form == "embeddings":
+            return self.values
+        probabilities = self.values.softmax(-1) if self.form == "logits" else self.values
+        return probabilities.to(table.dtype) @ table
+
+    def to(self, device: torch.device | str) -> "Soft":
+        """The same on another device."""
+        moved = self.values.to(device), self.lengths.to(device)
+        return replace(self, contexts=self.contexts.to(device), values=moved[0], lengths=moved[1])
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpace:
     """The set of continuations that Z sums over.
@@ -187,10 +234,7 @@ class SequenceSpace:
     eos: int | None = None
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise UserError(f"a continuation needs at least one token, not {self.length}: set length to 1 or more")
-        if self.length > _LONGEST:
-            raise UserError(f"a continuation of {self.length} tokens is beyond any model: set length to less")
+        check_range(self, "length", at_least=1, at_most=_LONGEST, hint=" tokens")
 
     @property
     def size(self) -> int:
@@ -205,9 +249,7 @@ class SequenceSpace:
         15
         """
         if self.size > _MOST_STRINGS:
-            raise UserError(
-                f"the space has {self.size:.2e} strings, too many to enumerate: use a smaller length or vocabulary"
-            )
+            raise UserError(f"the space has {self.size:.2e} strings, too many to enumerate: lower length or vocab_size")
         V, L = range(self.vocab_size), self.length
         if self.eos is None:
             return Sequences.from_lists(list(product(V, repeat=L)))

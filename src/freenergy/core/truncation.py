@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from freenergy.core.errors import UserError
+from freenergy.core.checks import check_range
 
 
 @final
@@ -26,14 +26,9 @@ class Truncation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(
-                f"temperature is {self.temperature}: set it above 0 (for the single likeliest token, top_k = 1)"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: set it to 1 or more, or leave it out to keep every token")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: set it above 0 and at most 1, or leave it out")
+        check_range(self, "temperature", above=0, hint=" (for the single likeliest token, top_k = 1)")
+        check_range(self, "top_k", at_least=1, hint=", or leave it out to keep every token")
+        check_range(self, "top_p", above=0, at_most=1, hint=", or leave it out")
 
     @property
     def is_identity(self) -> bool:

@@ -2,10 +2,9 @@
 
     words(x | c) = W(c x) − W(c),      bytes(x | c) = |c x| − |c|
 
-W counts the words that have begun: runs of characters that are not white space. A word that began in the prefix is not
-counted again, so adjacent windows of a text count each of its words and bytes once. For byte-level vocabularies
-everything is done on the tokens' own bytes, and a character cut by the window's edge counts as a character where its
-last byte is. Only the end of the prefix is read; without a prefix a continuation is taken to begin a word.
+W counts the words that have begun, so adjacent windows of a text count each of its words and bytes once. For byte-level
+vocabularies everything is done on the tokens' own bytes: a character cut by the window's edge counts where its last
+byte is. Only the end of the prefix is read; without a prefix a continuation is taken to begin a word.
 """
 
 import codecs
@@ -33,17 +32,11 @@ def count_words_and_bytes(tokenizer: Tokenizer, x: Continuations) -> tuple[int, 
 
 def _measure(tokenizer: Tokenizer) -> Callable[[Sequence[int]], tuple[int, int]]:
     table = tokenizer.bytes_of_tokens
-    if table is None:
-        return lambda ids: _words_and_bytes(tokenizer.decode(ids))
 
-    def exact(ids: Sequence[int]) -> tuple[int, int]:
-        data = b"".join([table[i] for i in ids])
+    def measure(ids: Sequence[int]) -> tuple[int, int]:
+        data = tokenizer.decode(ids).encode() if table is None else b"".join([table[i] for i in ids])
         # not final: bytes of an unfinished character at the end wait for the rest of it
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data)
         return len(text.split()), len(data)
 
-    return exact
-
-
-def _words_and_bytes(text: str) -> tuple[int, int]:
-    return len(text.split()), len(text.encode())
+    return measure

@@ -3,14 +3,13 @@
     h(i) = Σ_j m(x[i + j]) · b^(n − 1 − j)  mod 2^64,   j = 0 … n − 1      (hash of the n-gram at i; m mixes a token)
     drop window [s, e)   if some n-gram inside it occurs in an earlier split
 
-The held-out n-grams are few, the training n-grams many: so the held-out hashes are sorted in memory and the training
-stream is streamed through a table that filters out most of it. N-grams do not cross from one document into the next.
+The few held-out hashes are sorted in memory and the training stream is streamed through a table that filters out most
+of it. N-grams do not cross from one document into the next.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Integer
@@ -25,9 +24,7 @@ _MAX_FILTER_BITS = 26  # 64 MB, one byte per entry
 Array = np.ndarray
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class Stream(NamedTuple):
     """A stream of tokens that is read in parts, and the bounds of its documents, EOS included."""
 
     read: Callable[[int, int], Array]

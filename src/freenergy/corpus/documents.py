@@ -2,14 +2,13 @@
 
     fragments  t_1 t_2 … END t_k … END      →      pieces of at most 1 Mi characters, each marked first / last
 
-A fragment is any part of a document; ``END`` closes the document. No step holds more than a piece of it, so a file of
-any size streams through. A document of up to 1 Mi characters is one piece. A longer one is cut before white space
-that follows a word character, a newline where there is one: there every common pre-tokenizer begins a new word
-anyway, so the tokens are like those of the uncut text.
+A fragment is any part of a document; ``END`` closes the document. No step holds more than a piece of it. A longer
+document is cut before white space that follows a word character, a newline where there is one: there every common
+pre-tokenizer begins a new word anyway, so the tokens are like those of the uncut text.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from freenergy.corpus.settings import CorpusSettings
@@ -32,19 +31,11 @@ def split_documents(texts: Iterable[str], settings: CorpusSettings) -> Fragments
     """Find the documents of a plain text file by the settings' rule."""
     if settings.document_start is not None:
         return _from_starts(texts, re.compile(settings.document_start))
-    rules: dict[str, Callable[[Iterable[str]], Fragments]] = {
-        "file": _whole,
-        "line": _lines_apart,
-        "paragraph": _paragraphs,
-    }
-    return rules[settings.documents](texts)
+    return {"file": _whole, "line": _lines_apart, "paragraph": _paragraphs}[settings.documents](texts)
 
 
 def lines(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    r"""Cut a stream of text into lines, each with its "\n", and whether the part starts a line.
-
-    A line beyond the size of a piece comes in several parts, of which the last ends with the newline.
-    """
+    r"""Cut a stream of text into lines with their "\n", long ones into parts; and whether the part starts a line."""
     rest, begins = "", True
     for text in texts:
         *complete, rest = (rest + text).split("\n")

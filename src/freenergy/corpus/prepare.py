@@ -7,30 +7,28 @@ Every step writes its files atomically, so a killed stage resumes and ends with 
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, fingerprint, read_json, remove_partial_files, write_json
-from freenergy.core.progress import Progress
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.workers.pool import IN_PROCESS, WorkerPool
 from freenergy.corpus.deduplicate import Stream, repeated, touched
-from freenergy.corpus.learn import learn, sample
 from freenergy.corpus.read import find
-from freenergy.corpus.report import CorpusReport, Example, SplitReport
 from freenergy.corpus.settings import SPLITS, BytePairTokenizer, CorpusSettings, PretrainedTokenizer, TokenizerSettings
-from freenergy.corpus.shards import SHARD_BYTES, StreamCount, encode_shards, join_shards, token_type
+from freenergy.corpus.shards import SHARD_BYTES, StreamCount, Tagged, encode_shards, join_shards, token_type
 from freenergy.corpus.splits import Sources, Survey, survey, tagged, total_size, wanted
-from freenergy.corpus.store import REPORT, Windows
-from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.corpus.store import REPORT, CorpusReport, Example, SplitReport, Windows
+from freenergy.corpus.tokenizer import Tokenizer, learn, sample
 from freenergy.corpus.windows import Places, make_windows, write_windows
 
 _SURVEY, _SHARDS = "survey.json", "shards"
 _EXAMPLES = 3
-_IN_PROCESS = InProcess()
 
 
 def prepare(
@@ -42,65 +40,46 @@ def prepare(
     progress: Progress,
     *,
     shard_bytes: int = SHARD_BYTES,
-    workers: WorkerPool = _IN_PROCESS,
+    workers: WorkerPool = IN_PROCESS,
 ) -> CorpusReport:
     """Prepare a corpus in ``folder``, or resume an earlier call with the same settings.
 
-    ``sources`` is ``{"all": paths}``, which is split by document, or has the paths of ``train``, ``validation`` and,
-    if wanted, ``test``.
+    ``sources`` is ``{"all": paths}``, which is split by document, or names the paths of each split.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_partial_files(folder)
     if not (folder / REPORT).exists():
-        sources = {name: _files(sources[name]) for name in ("all", *SPLITS) if name in sources}
-        found = _surveyed(settings, sources, folder, seed, progress)
-        tokenizer = _tokenizer(settings, tokenizer_settings, sources, found, folder, seed, progress)
-        splits = wanted(settings, sources)
-        with progress.track("encoding", total_size(sources), "bytes") as advance:
-            pieces = tagged(settings, sources, found, seed, advance)
-            num_shards = encode_shards(pieces, tokenizer, folder / _SHARDS, shard_bytes, workers)
-        counts = join_shards(folder / _SHARDS, num_shards, splits, folder)
+        names = [name for name in ("all", *SPLITS) if name in sources]
+        sources = {name: [file for path in sources[name] for file in find(path)] for name in names}
+        if not (folder / _SURVEY).exists():
+            write_json(folder / _SURVEY, asdict(survey(settings, sources, seed, progress)))
+        found = Survey(**read_json(folder / _SURVEY))
+        pieces, num_bytes = partial(tagged, settings, sources, found, seed), total_size(sources)
+        if not (folder / "tokenizer" / "tokenizer.json").exists():
+            _tokenizer(tokenizer_settings, pieces, found, num_bytes, progress).save(folder / "tokenizer")
+        tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
+        with progress.track("encoding", num_bytes, "bytes") as advance:
+            num_shards = encode_shards(pieces(advance), tokenizer, folder / _SHARDS, shard_bytes, workers)
+        counts = join_shards(folder / _SHARDS, num_shards, wanted(settings, sources), folder)
         report = _finish(settings, tokenizer, counts, folder, progress)
-        write_json(folder / REPORT, report.to_json())
+        write_json(folder / REPORT, asdict(report))
     shutil.rmtree(folder / _SHARDS, ignore_errors=True)
     (folder / _SURVEY).unlink(missing_ok=True)
     return CorpusReport.from_json(read_json(folder / REPORT))
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
-    return [file for path in paths for file in find(path)]
-
-
-def _surveyed(settings: CorpusSettings, sources: Sources, folder: Path, seed: int, progress: Progress) -> Survey:
-    if not (folder / _SURVEY).exists():
-        write_json(folder / _SURVEY, survey(settings, sources, seed, progress).to_json())
-    return Survey.from_json(read_json(folder / _SURVEY))
-
-
 def _tokenizer(
-    settings: CorpusSettings,
-    tokenizer_settings: TokenizerSettings,
-    sources: Sources,
-    found: Survey,
-    folder: Path,
-    seed: int,
-    progress: Progress,
+    settings: TokenizerSettings, pieces: Callable[[Advance], Tagged], found: Survey, num_bytes: int, progress: Progress
 ) -> Tokenizer:
-    """Return the tokenizer of the corpus: as stored, loaded, or trained on the training split."""
-    place = folder / "tokenizer"
-    if not (place / "tokenizer.json").exists():
-        if isinstance(tokenizer_settings, PretrainedTokenizer):
-            tokenizer = Tokenizer.from_pretrained(Path(tokenizer_settings.path))
-        else:
-            with progress.track("training the tokenizer", total_size(sources), "bytes") as advance:
-                pieces = tagged(settings, sources, found, seed, advance)
-                texts: Iterator[str] = (piece.text for split, piece in pieces if split == "train")
-                if isinstance(tokenizer_settings, BytePairTokenizer):
-                    characters = found.characters.get("train", found.characters.get("all", 0))
-                    texts = sample(texts, characters, tokenizer_settings.sample_megabytes << 20)
-                tokenizer = learn(tokenizer_settings, texts)
-        tokenizer.save(place)
-    return Tokenizer.from_pretrained(place)
+    """Return the tokenizer of the corpus: loaded, or trained on the training split."""
+    if isinstance(settings, PretrainedTokenizer):
+        return Tokenizer.from_pretrained(Path(settings.path))
+    with progress.track("training the tokenizer", num_bytes, "bytes") as advance:
+        texts: Iterator[str] = (piece.text for split, piece in pieces(advance) if split == "train")
+        if isinstance(settings, BytePairTokenizer):
+            characters = found.characters.get("train", found.characters.get("all", 0))
+            texts = sample(texts, characters, settings.sample_megabytes << 20)
+        return learn(settings, texts)
 
 
 def _finish(

@@ -9,15 +9,16 @@ be UTF-8; an error names the place where it is not. Line ends of any system beco
 import codecs
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freenergy.core.errors import UserError
+from freenergy.core.errors import UserError, first_line
 from freenergy.core.files import disk_full_as_user_error, parse_json_line
 from freenergy.core.progress import Advance
 from freenergy.corpus.documents import END, DocumentPiece, Fragments, lines, pieces, split_documents
@@ -108,7 +109,7 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
                 block: bytes = stream.read(_BLOCK)
             except OSError as error:
                 raise UserError(
-                    f"{path} cannot be decompressed ({_first_line(error)}): it is truncated or damaged, "
+                    f"{path} cannot be decompressed ({first_line(error)}): it is truncated or damaged, "
                     "so download or compress it again"
                 ) from None
             advance(raw.tell() - done)
@@ -159,7 +160,7 @@ def _text(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
 def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
     """Yield one document per row; null counts as empty, and half a surrogate pair is replaced."""
     number, held = 0, ""
-    for part, _ in _with_last(lines(_decoded(path, advance))):
+    for part, _ in chain(lines(_decoded(path, advance)), [("\n", False)]):  # the last row may lack its newline
         held += part
         if not part.endswith("\n"):
             continue
@@ -167,12 +168,6 @@ def _jsonl(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
         if not row.isspace():
             yield _text_of_row(row, settings.text_column, f"{path}, line {number}")
             yield END
-
-
-def _with_last(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Yield the same, with a final newline in any case."""
-    yield from parts
-    yield "\n", False
 
 
 def _text_of_row(row: str, column: str, where: str) -> str:
@@ -222,7 +217,7 @@ def _parquet_rows(file: Any, path: Path, column: str, advance: Advance) -> Fragm
             advance(path.stat().st_size * batch.num_rows / table.metadata.num_rows)
             yield from _texts_of(batch.column(0), path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path} is not a Parquet file ({_first_line(error)}): download or write it again") from None
+        raise UserError(f"{path} is not a Parquet file ({first_line(error)}): download or write it again") from None
 
 
 def _datasets(path: Path, settings: CorpusSettings, advance: Advance) -> Fragments:
@@ -236,7 +231,7 @@ def _datasets(path: Path, settings: CorpusSettings, advance: Advance) -> Fragmen
     try:
         saved = datasets.load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be loaded ({_first_line(error)}): save it again with save_to_disk") from None
+        raise UserError(f"{path} cannot be loaded ({first_line(error)}): save it again with save_to_disk") from None
     parts = list(saved.values()) if isinstance(saved, dict) else [saved]
     rows = sum(len(part) for part in parts)
     for part in parts:
@@ -267,7 +262,3 @@ def _texts_of(column: Any, path: Path) -> Fragments:
     for text in texts:
         yield text or ""
         yield END
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0].rstrip(".")

@@ -50,7 +50,8 @@ class CorpusSettings:
     def __post_init__(self) -> None:
         self._check_sources()
         self._check_shares()
-        self._check_windows()
+        check_range(self, "prefix", "deduplicate", at_least=0, at_most=MAX_LENGTH, section="corpus.")
+        check_range(self, "continuation", "stride", at_least=1, at_most=MAX_LENGTH, section="corpus.")
         self._check_documents()
 
     @property
@@ -81,10 +82,6 @@ class CorpusSettings:
                 f"corpus.validation_share + test_share is {self.validation_share + self.test_share:g}, which leaves no "
                 "text to train on: set their sum below 1"
             )
-
-    def _check_windows(self) -> None:
-        check_range(self, "prefix", "deduplicate", at_least=0, at_most=MAX_LENGTH, section="corpus.")
-        check_range(self, "continuation", "stride", at_least=1, at_most=MAX_LENGTH, section="corpus.")
 
     def _check_documents(self) -> None:
         if not self.text_column:

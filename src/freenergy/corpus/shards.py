@@ -19,8 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from freenergy.core.files import atomic_write, read_arrays
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import IN_PROCESS, WorkerPool
 from freenergy.core.workers.shards import map_unless_single
 from freenergy.corpus.documents import DocumentPiece
 from freenergy.corpus.settings import SPLITS
@@ -29,10 +28,9 @@ from freenergy.corpus.tokenizer import Tokenizer
 SHARD_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 18  # the library needs some hundred bytes per token of a batch; larger is not faster
 
-_IN_PROCESS = InProcess()
-
 Tagged = Iterable[tuple[str, DocumentPiece]]
-Group = list[tuple[str, DocumentPiece, int]]  # split, piece, bytes
+SizedPiece = tuple[str, DocumentPiece, int]  # split, piece, bytes
+Group = list[SizedPiece]
 Array = np.ndarray
 
 
@@ -52,14 +50,15 @@ def token_type(vocab_size: int) -> np.dtype:
 
 
 def encode_shards(
-    tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, workers: WorkerPool = _IN_PROCESS
+    tagged: Tagged, tokenizer: Tokenizer, folder: Path, shard_bytes: int, workers: WorkerPool = IN_PROCESS
 ) -> int:
     """Encode missing shards and return their number; this process reads the text, workers encode it."""
     count = 0
 
     def missing() -> Iterator[tuple[int, Group]]:
         nonlocal count
-        for group in _groups(tagged, shard_bytes):
+        sized = ((split, piece, len(piece.text.encode())) for split, piece in tagged)
+        for group in _groups(sized, shard_bytes):
             if not _shard(folder, count).exists():
                 yield count, group
             count += 1
@@ -71,7 +70,6 @@ def encode_shards(
 
 
 def _make(folder: Path, tokenizer: Tokenizer, item: tuple[int, Group]) -> None:
-    """Encode one group of text into its shard."""
     k, group = item
     with atomic_write(_shard(folder, k)) as temporary:
         save_file(_encode(group, tokenizer), temporary)
@@ -109,28 +107,28 @@ def _shard(folder: Path, k: int) -> Path:
     return folder / f"{k:06d}.safetensors"
 
 
-def _groups(tagged: Tagged, shard_bytes: int) -> Iterator[Group]:
+def _groups(pieces: Iterable[SizedPiece], max_bytes: int) -> Iterator[Group]:
+    """Yield groups of pieces; each ends with the piece that fills it."""
     group: Group = []
     held = 0
-    for split, piece in tagged:
-        size = len(piece.text.encode())
-        group.append((split, piece, size))
-        held += size
-        if held >= shard_bytes:
+    for piece in pieces:
+        group.append(piece)
+        held += piece[2]
+        if held >= max_bytes:
             yield group
             group, held = [], 0
     if group:
         yield group
 
 
-def _encode(group: Sequence[tuple[str, DocumentPiece, int]], tokenizer: Tokenizer) -> dict[str, Array]:
+def _encode(group: Group, tokenizer: Tokenizer) -> dict[str, Array]:
     """Return the tokens of the pieces, EOS after each last one, and split, length and bytes of each piece."""
     kind = token_type(tokenizer.vocab_size)
     tokens: list[Array] = []
     lengths: list[int] = []
-    for batch in _batches(group):
-        rows = tokenizer.encode_batch([piece.text for piece in batch])
-        for ids, piece in zip(rows, batch, strict=True):
+    for batch in _groups(group, _BATCH_BYTES):
+        rows = tokenizer.encode_batch([piece.text for _, piece, _ in batch])
+        for ids, (_, piece, _) in zip(rows, batch, strict=True):
             if piece.is_last:
                 ids.append(tokenizer.eos)
             lengths.append(len(ids))
@@ -142,19 +140,6 @@ def _encode(group: Sequence[tuple[str, DocumentPiece, int]], tokenizer: Tokenize
         "is_last": np.array([piece.is_last for _, piece, _ in group], dtype=np.uint8),
         "bytes": np.array([size for _, _, size in group], dtype=np.int64),
     }
-
-
-def _batches(group: Sequence[tuple[str, DocumentPiece, int]]) -> Iterator[list[DocumentPiece]]:
-    batch: list[DocumentPiece] = []
-    held = 0
-    for _, piece, size in group:
-        batch.append(piece)
-        held += size
-        if held >= _BATCH_BYTES:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
 
 
 def _append(shard: dict[str, Array], split: int, file: IO[bytes], count: StreamCount) -> Array:

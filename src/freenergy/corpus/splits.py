@@ -8,10 +8,10 @@ Equal documents have equal hashes: none is in two splits. Of a document that com
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -27,23 +27,11 @@ Sources = Mapping[str, Sequence[Path]]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What one reading of all the text found, before anything is encoded.
+    """What one reading of all the text found, before anything is encoded."""
 
-    ``documents`` and ``characters`` are counted for each source; ``bounds`` are a and b, where one source is split.
-    """
-
-    documents: dict[str, int]
+    documents: dict[str, int]  # of each source
     characters: dict[str, int]
-    bounds: tuple[int, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON-like values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Survey":
-        """Return the inverse of ``to_json``."""
-        return cls(documents=value["documents"], characters=value["characters"], bounds=tuple(value["bounds"]))
+    bounds: Sequence[int]  # a and b, where one source is split
 
 
 def survey(settings: CorpusSettings, sources: Sources, seed: int, progress: Progress) -> Survey:
@@ -70,7 +58,8 @@ def tagged(
         split = name
         for piece in read(paths, settings, advance):
             if name == "all" and piece.is_first:
-                split = _split_of(_hash(piece.text, seed), found.bounds)
+                value, (a, b) = _hash(piece.text, seed), found.bounds
+                split = "validation" if value < a else "test" if value < b else "train"
             yield split, piece
 
 
@@ -89,11 +78,6 @@ def total_size(sources: Sources) -> int:
 def _hash(text: str, seed: int) -> int:
     key = seed.to_bytes(16, "little", signed=True)
     return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "little")
-
-
-def _split_of(value: int, bounds: tuple[int, int]) -> str:
-    a, b = bounds
-    return "validation" if value < a else "test" if value < b else "train"
 
 
 def _bounds(hashes: np.ndarray, settings: CorpusSettings) -> tuple[int, int]:

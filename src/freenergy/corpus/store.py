@@ -6,6 +6,7 @@ Streams and windows are mapped, not loaded; windows become tensors on access.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -19,12 +20,58 @@ from freenergy.core.files import corruption_as_user_error, fingerprint, read_jso
 from freenergy.core.roles import Examples
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.chunks import Chunks
-from freenergy.corpus.report import CorpusReport
+from freenergy.corpus.settings import SPLITS
 from freenergy.corpus.shards import token_type
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.corpus.windows import Places, read_windows
 
 REPORT = "corpus.json"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitReport:
+    """The size of one split."""
+
+    documents: int
+    tokens: int  # with the EOS of each document
+    bytes: int  # of the text
+    windows: int  # kept
+    windows_dropped: int = 0
+    ngrams_shared: float | None = None  # share of the n-grams that occur in earlier splits, if computed
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A window as text."""
+
+    prefix: str
+    continuation: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusReport:
+    """The metadata of a corpus; ``fingerprint`` identifies its content."""
+
+    fingerprint: str
+    tokenizer: str
+    vocab_size: int
+    eos: int
+    prefix: int
+    continuation: int
+    ending: str
+    ngram: int
+    splits: dict[str, SplitReport]
+    examples: tuple[Example, ...]
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "CorpusReport":
+        """Return the inverse of ``dataclasses.asdict``."""
+        splits = {name: SplitReport(**value["splits"][name]) for name in SPLITS if name in value["splits"]}
+        examples = tuple(Example(**example) for example in value["examples"])
+        return cls(**{**value, "splits": splits, "examples": examples})
 
 
 @final
@@ -34,8 +81,7 @@ class Windows:
     def __init__(
         self, stream: Any, places: Places, prefix: int, continuation: int, chunks: tuple[int, ...] = ()
     ) -> None:
-        self._stream, self._places = stream, places
-        self._prefix, self._continuation = prefix, continuation
+        self._stream, self._places, self._prefix, self._continuation = stream, places, prefix, continuation
         self.chunks = Chunks(places["length"], continuation, chunks) if chunks else None
 
     def __len__(self) -> int:
@@ -121,10 +167,12 @@ class Corpus:
     """Streams and windows of the splits, and the tokenizer that made them."""
 
     def __init__(self, folder: Path, report: CorpusReport, tokenizer: Tokenizer, chunks: tuple[int, ...] = ()) -> None:
-        self.folder = folder
-        self.report = report
-        self.tokenizer = tokenizer
+        self.folder, self.report, self.tokenizer = folder, report, tokenizer
         self.chunks = chunks  # lengths of the chunks that windows are read in; none: whole windows
+        self.prefix, self.continuation = report.prefix, report.continuation  # p and L, in tokens
+        self.ending = report.ending  # where a continuation stops: "fixed" or "eos"
+        # equal for two corpora of the same tokens and windows
+        self.fingerprint = fingerprint([report.fingerprint, chunks]) if chunks else report.fingerprint
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
@@ -132,40 +180,16 @@ class Corpus:
         folder = Path(folder)
         if not (folder / REPORT).is_file():
             raise UserError(f"there is no prepared corpus in {folder}: run the corpus stage first")
-        try:
+        with corruption_as_user_error(folder / REPORT, "run the corpus stage again"):
             report = CorpusReport.from_json(read_json(folder / REPORT))
-        except (KeyError, TypeError, AttributeError):
-            raise UserError(f"{folder / REPORT} is damaged or of another version: run the corpus stage again") from None
         tokenizer = Tokenizer.from_pretrained(folder / "tokenizer")
         if tokenizer.fingerprint != report.tokenizer:
-            raise UserError(
-                f"the tokenizer in {folder} is not the one that made the corpus: run the corpus stage again"
-            )
+            raise UserError(f"the tokenizer in {folder} is not the one that made the corpus: run its stage again")
         return cls(folder, report, tokenizer)
 
     def in_chunks(self, sizes: tuple[int, ...]) -> "Corpus":
         """Return the same corpus, whose windows are chunk windows of these lengths; none: whole windows."""
         return Corpus(self.folder, self.report, self.tokenizer, sizes)
-
-    @property
-    def prefix(self) -> int:
-        """p, the length of a prefix in tokens."""
-        return self.report.prefix
-
-    @property
-    def continuation(self) -> int:
-        """L, the maximum length of a continuation in tokens."""
-        return self.report.continuation
-
-    @property
-    def ending(self) -> str:
-        """Where a continuation stops: "fixed" or "eos"."""
-        return self.report.ending
-
-    @property
-    def fingerprint(self) -> str:
-        """Equal for two corpora of the same tokens and windows."""
-        return fingerprint([self.report.fingerprint, self.chunks]) if self.chunks else self.report.fingerprint
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -4,21 +4,17 @@
 
 All continuations of a list have to share their context c, or Z(c) would not cancel between them. White space at the end
 of the prefix goes over to the continuations where that keeps more of them whole: byte-level vocabularies put a space
-before a word, so "Once upon a " and "time" are one text cut in the wrong place. What cannot be had that way is told:
-``is_apart`` for a text that was encoded without its prefix, ``reads_as`` for one that its tokens do not spell.
+before a word, so "Once upon a " and "time" are one text cut in the wrong place.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple
 
 from freenergy.core.errors import UserError
 from freenergy.corpus.tokenizer import Tokenizer
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class JoinedText:
+class JoinedText(NamedTuple):
     """One continuation: its tokens, and notes on them."""
 
     tokens: list[int]
@@ -26,9 +22,7 @@ class JoinedText:
     reads_as: str | None = None  # what the tokens spell, where that is not the text
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(NamedTuple):
     """A context and its continuations."""
 
     context: list[int]
@@ -39,9 +33,7 @@ def join(tokenizer: Tokenizer, prefix: str, texts: Sequence[str], *, end: Sequen
     """Encode texts as continuations of one prefix; ``end`` are tokens to put after each, such as EOS."""
     for i, text in enumerate(texts):
         if not text:
-            raise UserError(
-                f"candidate {i + 1} is empty, which compares with nothing: give it some text or leave it out"
-            )
+            raise UserError(f"candidate {i + 1} is empty, which compares with nothing: give it text or leave it out")
     starts = dict.fromkeys((prefix, prefix.rstrip()))
     ways = [_encoded(tokenizer, start, prefix[len(start) :], texts, end) for start in starts]
     return min(ways, key=lambda way: sum(text.is_apart for text in way.texts))  # the first of equals: as it was given
@@ -56,7 +48,7 @@ def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str
                 f"candidate {i + 1} ({text[:40]!r}) has no tokens, which compares with nothing: give it some text or "
                 "leave it out"
             )
-        found.append(replace(one, tokens=[*one.tokens, *end]))
+        found.append(one._replace(tokens=[*one.tokens, *end]))
     return Joined(context, tuple(found))
 
 

@@ -3,20 +3,29 @@
     encode: text → t_1 … t_n,      decode(encode(text)) = text   (byte-level),      EOS ends a document and is not text
 
 Encoding never adds a special token, and text that happens to spell one is plain text, so EOS is in a stream only
-where a document ends.
+where a document ends. A tokenizer is loaded, or learned from the training split:
+
+    byte-pair:  begin with 256 bytes; again and again, join the most frequent pair of neighbours into a new token
+    words:      the V most frequent strings between white space; all others are <unk>
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
 import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from freenergy.core.errors import UserError
+from freenergy.core.errors import UserError, first_line
 from freenergy.core.files import fingerprint, read_json, write_json, write_text
+from freenergy.corpus.settings import BytePairTokenizer, WordTokenizer
 
+EOS_TOKEN = "<|endoftext|>"
+UNKNOWN = "<unk>"
+_FED = 1 << 16  # characters: the library gathers 256 texts before it begins to count
+_EVERY_WORD = 2**31 - 1
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 
 
@@ -29,9 +38,7 @@ class Tokenizer:
         inner.no_padding()
         inner.encode_special_tokens = True
         if eos < 0 or inner.id_to_token(eos) is None:
-            raise UserError(
-                f"the tokenizer has no token {eos}, which should be EOS: fix eos_token_id in the folder's config.json"
-            )
+            raise UserError(f"the tokenizer has no token {eos}, which should be EOS: fix eos_token_id in config.json")
         self._inner = inner
         self.eos = eos
 
@@ -97,9 +104,7 @@ class Tokenizer:
             return cls(inner, _eos_of_folder(path, inner))
         if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
             return cls(*_through_transformers(path))
-        raise UserError(
-            f"there is no tokenizer at {path}: give the folder of a model (with {_FILE} in it) or a .gguf file"
-        )
+        raise UserError(f"there is no tokenizer at {path}: give a model's folder (with {_FILE} in it) or a .gguf file")
 
     @cached_property
     def _state(self) -> dict[str, Any]:
@@ -156,10 +161,69 @@ def _through_transformers(path: Path) -> tuple[tokenizers.Tokenizer, int]:
         loaded = AutoTokenizer.from_pretrained(str(where), local_files_only=True, trust_remote_code=False, **extra)
         inner = loaded.backend_tokenizer
     except Exception as error:  # a converter may raise anything
-        reason = str(error).strip().split("\n", 1)[0]
         raise UserError(
-            f"transformers cannot load a tokenizer from {path} ({reason}): save it with save_pretrained as {_FILE}"
+            f"transformers cannot load a tokenizer from {path} ({first_line(error)}): save it with save_pretrained"
         ) from error
     if loaded.eos_token_id is None:
         raise UserError(f"the tokenizer in {path} does not define EOS: set its eos_token")
     return tokenizers.Tokenizer.from_str(inner.to_str()), int(loaded.eos_token_id)
+
+
+def learn(settings: BytePairTokenizer | WordTokenizer, texts: Iterable[str]) -> Tokenizer:
+    """Train the tokenizer that the settings describe."""
+    if isinstance(settings, WordTokenizer):
+        return _learn_words(settings, texts)
+    return _learn_byte_pairs(settings, texts)
+
+
+def sample(texts: Iterable[str], total: int, most: int) -> Iterator[str]:
+    """Texts spread evenly over a stream of ``total`` characters, about ``most`` of them."""
+    seen, kept = 0, 0
+    for text in texts:
+        seen += len(text)
+        if kept * total < most * seen and kept < most:
+            kept += len(text)
+            yield text
+
+
+def _learn_byte_pairs(settings: BytePairTokenizer, texts: Iterable[str]) -> Tokenizer:
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_small(texts), trainer)
+    return Tokenizer(inner, inner.get_vocab()[EOS_TOKEN])
+
+
+def _learn_words(settings: WordTokenizer, texts: Iterable[str]) -> Tokenizer:
+    counter = tokenizers.Tokenizer(models.WordLevel())
+    counter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordLevelTrainer(vocab_size=_EVERY_WORD, min_frequency=0, special_tokens=[], show_progress=False)
+    counter.train_from_iterator(_small(texts), trainer)
+    ranked = sorted(counter.get_vocab(), key=counter.get_vocab().__getitem__)
+    words = [UNKNOWN, *(word for word in ranked if word not in (UNKNOWN, EOS_TOKEN))]
+    if settings.vocab_size is not None:
+        words = words[: settings.vocab_size - 1]
+    inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # outside the model's vocabulary, so that a text with this very word in it does not end there
+    inner.add_special_tokens([EOS_TOKEN])
+    return Tokenizer(inner, inner.get_vocab()[EOS_TOKEN])
+
+
+def _small(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the same text in parts small enough that 256 of them are nothing, cut at white space."""
+    for text in texts:
+        start = 0
+        while start < len(text):
+            stop = start + _FED
+            if stop < len(text):
+                stop = max(text.rfind(" ", start + 1, stop), text.rfind("\n", start + 1, stop))
+                stop = stop if stop > start else start + _FED
+            yield text[start:stop]
+            start = stop

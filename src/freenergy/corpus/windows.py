@@ -3,9 +3,7 @@
     start = k·s,   prefix = [start, start + p),   continuation = [start + p, start + p + ℓ)
 
 ``ending = "fixed"``: ℓ = L and EOS is left out. ``ending = "eos"``: the document's EOS belongs to it, ℓ = L or less
-where EOS comes before. No window reaches into another document.
-
-On disk they are one array of records, which is written part by part and mapped, not loaded: windows are many.
+where EOS comes before. On disk they are one array of records, which is written part by part and mapped, not loaded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,11 +27,7 @@ Places = np.ndarray  # of RECORD
 def make_windows(
     documents: Integer[np.ndarray, " bounds"], settings: CorpusSettings, split: str, part: int = _PART
 ) -> Iterator[Places]:
-    """Yield start, continuation length and document of every window, in the order of the stream and in parts.
-
-    ``documents`` are the bounds of the documents in the stream: document d is [documents[d], documents[d + 1]), its
-    EOS included.
-    """
+    """Yield all windows in the order of the stream, in parts; document d is [documents[d], documents[d + 1])."""
     p, L, s = settings.prefix, settings.continuation, settings.step
     least, found = L if settings.ending == "fixed" else 1, 0
     for first in range(0, len(documents) - 1, _DOCUMENTS):

@@ -8,9 +8,9 @@ to fill masks on the corpus, or a pretrained encoder, which reads text through i
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,23 +21,19 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
-from freenergy.core.sequences import Continuations
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Continuations, Soft
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import ahead, in_batches, portions, rows_in_batches, wants_gradients
-from freenergy.energies.int8 import Int8Energy, Int8Settings, Ranges, check_int8, put_in_int8
-from freenergy.energies.pooling import Readout
-from freenergy.energies.retokenize import Apart, Crossing, Together, no_room
-from freenergy.energies.saving import copied, fill, headless, network_of, read_record, rebuilt, saved, without_head
-from freenergy.energies.settings import BuildInputs, Fit, Over, Pool
-from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.energies.int8 import Int8Energy, Int8Settings
+from freenergy.energies.retokenize import Apart, Crossing, Together
+from freenergy.energies.saving import copied, headless, network_of, read_record, rebuilt, saved, without_head
+from freenergy.energies.settings import BuildInputs
+from freenergy.energies.trunk import States, readable
 from freenergy.lm.load import locate_model
-from freenergy.lm.presets import preset, set_dropout
+from freenergy.lm.presets import Shape, preset, shape_in, shape_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 
 @final
@@ -49,24 +45,19 @@ class BitEnergy(Int8Settings):
     weights with the causal mask removed, "scratch" a network of ``preset`` that first learns to fill masks.
     """
 
-    fit: ClassVar[Fit] = "gradient"
     kind: Literal["bit"] = "bit"
     start: Literal["encoder", "base", "scratch"] = "base"
     encoder: str = ""
     preset: str = "tiny"
     mask_share: float = 0.15  # of tokens, while a scratch trunk learns to fill masks
-    pool: Pool = "mean"
-    over: Over = "continuation"
     prefix_once: bool = False  # the prefix's states do not see the continuation, and are computed once for N candidates
-    dropout: float = 0.0
-    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
 
     def __post_init__(self) -> None:
+        Int8Settings.__post_init__(self)
         if (self.start == "encoder") != bool(self.encoder):
             raise UserError(
                 f'start is "{self.start}" and encoder {self.encoder!r}: an encoder goes with "encoder" alone'
             )
-        check_range(self, "dropout", at_least=0, below=1)
         check_range(self, "mask_share", above=0, below=1)
 
     def build(self, inputs: BuildInputs) -> "Bit":
@@ -75,16 +66,7 @@ class BitEnergy(Int8Settings):
             return Bit.from_encoder(self, locate_model(self.encoder, inputs.progress), inputs.corpus.tokenizer)
         if self.start == "base":
             return Bit.from_base(self, inputs.base)
-        return Bit.from_trunk(self, inputs.train_masked_trunk(self))
-
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Bit":
-        """Load the energy as it was saved."""
-        return Bit.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
-    def in_int8(self) -> "BitEnergy":
-        """Return the same settings with ``int8 = true``."""
-        return replace(self, int8=True)
+        return Bit.from_trunk(self, inputs.train_masked_trunk(self.preset, self.mask_share, self.dropout))
 
     @property
     def trains_masked_trunk(self) -> bool:
@@ -113,10 +95,8 @@ class BitEnergy(Int8Settings):
         """Cite masked language models where the trunk is one."""
         return {} if self.start == "base" else {"devlin2019bert": "masked language models"}
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
         """Return the shape of the encoder, of the preset (with a mask in its vocabulary), or of the base."""
-        from freenergy.lm.shapes import shape_in, shape_of
-
         if self.start == "encoder":
             return shape_in(locate_model(self.encoder))
         if self.start == "scratch":
@@ -131,18 +111,9 @@ class Bit(Int8Energy):
     def __init__(
         self, settings: BitEnergy, network: "PreTrainedModel", *, eos: int, crossing: Crossing | None = None
     ) -> None:
-        super().__init__()
-        self.settings: Int8Settings = settings
-        self.eos, self.crossing, self.prefix_once = eos, crossing, settings.prefix_once
-        self.crossed = 0
+        super().__init__(settings, network, "prefix_once" if settings.prefix_once else "bidirectional", eos=eos)
+        self.crossing, self.prefix_once, self.crossed = crossing, settings.prefix_once, 0
         self.lost: Counter[str] = Counter()
-        self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
-        if settings.int8:
-            check_int8(network)
-        set_dropout(network, settings.dropout)
-        self.trunk = Trunk(network, "prefix_once" if settings.prefix_once else "bidirectional")
-        self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=network.dtype)
-        self.readout.to(network.device)
 
     @classmethod
     def from_base(cls, settings: BitEnergy, base: LanguageModel) -> "Bit":
@@ -173,25 +144,20 @@ class Bit(Int8Energy):
 
     def lossy(self, x: Continuations) -> Bool[Tensor, "B N"]:
         """Return which strings the energy cannot read exactly."""
-        lost = [bool(reasons) for reasons in self._losses(x)]
-        return torch.tensor(lost, dtype=torch.bool).view(x.shape)
-
-    def losses(self, x: Continuations) -> dict[str, int]:
-        """Return how many strings lose something on their way, by reason."""
-        return dict(Counter(reason for reasons in self._losses(x) for reason in reasons))
+        return torch.tensor([bool(reasons) for reasons in self._losses(x)], dtype=torch.bool).view(x.shape)
 
     def diagnose(self, validation: Callable[[], Continuations], progress: Progress) -> dict[str, Any]:
         """Report the share of strings that lose characters on their way to the encoder's tokenizer, and why."""
         if self.crossing is None:
             return {}
-        x = validation()
-        losses, share = self.losses(x), self.lossy(x).double().mean().item()
+        lost = self._losses(validation())
+        losses, share = Counter(reason for reasons in lost for reason in reasons), sum(map(bool, lost)) / len(lost)
         if share:
             progress.say(
                 f"{100 * share:.2g} % of the continuations lose characters on their way to the encoder's tokenizer "
                 f"({', '.join(sorted(losses))}): it scores what is left of them"
             )
-        return {"lossy_share": share, "losses": losses}
+        return {"lossy_share": share, "losses": dict(losses)}
 
     def _losses(self, x: Continuations) -> list[frozenset[str]]:
         if self.crossing is None:
@@ -201,8 +167,7 @@ class Bit(Int8Energy):
     def _through_text(self, x: Continuations) -> States:
         """Read all strings at once, for training."""
         (B, N), device = x.shape, self.trunk.device
-        crossed = self._cross(x)
-        self._take(crossed)
+        crossed = self._taken(self._cross(x))
         if isinstance(crossed, Apart):
             states = self.trunk(crossed.x.to(device))
             return States(states.prefix, crossed.in_prefix.unsqueeze(1).to(device), states.x, crossed.in_x.to(device))
@@ -212,13 +177,12 @@ class Bit(Int8Energy):
     def _without_gradients(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Read in batches; a thread retokenizes the next strings while the network reads the current ones."""
         if self.crossing is None:
-            return in_batches(x, self.trunk, self._energy)
+            return in_batches(x, self.trunk, lambda states, _: self.readout(states))
         E = torch.zeros(x.shape, dtype=self.trunk.dtype, device=self.trunk.device)
         places = portions(*x.shape)
         crossed = ahead(lambda place: self._cross(x[place[0]].candidates(place[1])), places)
         for (b, n), part in zip(places, crossed, strict=True):
-            self._take(part)
-            E[b, n] = self._read(part)
+            E[b, n] = self._read(self._taken(part))
         return E
 
     def _cross(self, x: Continuations) -> Apart | Together:
@@ -229,22 +193,22 @@ class Bit(Int8Energy):
         device, shape = self.trunk.device, crossed.in_x.shape[:2]
         if isinstance(crossed, Apart):
             marks = (crossed.in_prefix.to(device), crossed.in_x.to(device))
-            return in_batches(crossed.x.to(device), self.trunk, self._energy, marks)
+            return in_batches(crossed.x.to(device), self.trunk, lambda states, _: self.readout(states), marks)
         marks = (crossed.in_prefix.flatten(0, 1), crossed.in_x.flatten(0, 1))
         return rows_in_batches(crossed.rows, *marks, self.trunk, self.readout).view(shape)
 
-    def _energy(self, states: States, x: Continuations) -> Float[Tensor, "B N"]:
-        energy: Tensor = self.readout(states)
-        return energy
-
-    def _take(self, crossed: Apart | Together) -> None:
+    def _taken(self, crossed: Apart | Together) -> Apart | Together:
         """Count what was lost, and refuse what does not fit."""
         self.crossed += len(crossed.losses)
         for lost in crossed.losses:
             self.lost.update(lost)
         needed, limit = crossed.longest, self.trunk.max_length
         if limit is not None and needed > limit:
-            raise no_room(needed, limit)
+            raise UserError(
+                f"prefix and continuation are {needed} tokens of the encoder, which reads {limit}: set corpus.prefix "
+                "lower"
+            )
+        return crossed
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, completely or not at all; with an encoder's tokenizer where there is one."""
@@ -260,9 +224,7 @@ class Bit(Int8Energy):
         if record["special"] is not None:
             crossing = Crossing.from_saved(tokenizer, Path(folder) / "tokenizer", record["special"])
         energy = cls(BitEnergy(**record["settings"]), rebuilt(folder), eos=base.eos, crossing=crossing)
-        fill(folder, energy)
-        if record.get("ranges") is not None:
-            put_in_int8(energy, record["ranges"])
+        energy._fill(folder)
         return energy
 
 

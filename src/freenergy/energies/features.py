@@ -70,12 +70,8 @@ class FeatureEnergy(EnergyModule):
         mean, scale = (buffer.to(features) for buffer in (self.mean, self.scale))
         return (features - mean).div_(scale).clamp_(-_CLIP, _CLIP)  # one copy: features fill the memory
 
-    def fit_scale(self, *features: Float[Tensor, "_ _ F"]) -> None:
-        """Set μ and σ to those of all given features; a feature that never changes gets σ = 1."""
-        self.fit_scale_of(features)
-
-    def fit_scale_of(self, pieces: Iterable[Tensor]) -> None:
-        """Return the same of features that may be more than memory holds: ``pieces`` are iterated twice."""
+    def fit_scale(self, pieces: Iterable[Tensor]) -> None:
+        """Set μ and σ to those of all pieces, which are iterated twice; a feature that never changes gets σ = 1."""
         num, total = 0, torch.zeros_like(self.mean)
         for part in pieces:
             num += part.shape[0] * part.shape[1]

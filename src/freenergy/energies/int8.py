@@ -12,20 +12,24 @@ The float32 weights stay, and are what is saved, together with the ranges.
 """
 
 import warnings
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
 from freenergy.energies.module import EnergyModule
-from freenergy.energies.settings import EnergySettings
-from freenergy.energies.trunk import Trunk
+from freenergy.energies.saving import fill, read_record
+from freenergy.energies.settings import EnergySettings, Fit, Over, Pool
+from freenergy.energies.trunk import Reading, Readout, Trunk
+from freenergy.lm.presets import set_dropout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,28 +40,45 @@ _STEPS = 127
 _MARGIN = 0.1  # of a range, on either side: other texts go a little further
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Settings(EnergySettings):
-    """Settings of an energy whose trunk can be read in int8."""
+    """Settings of an energy of pooled states, whose trunk can be read in int8."""
 
-    __slots__ = ()
-    int8: bool
+    fit: ClassVar[Fit] = "gradient"
+    pool: Pool = "mean"
+    over: Over = "continuation"  # which states are pooled
+    dropout: float = 0.0
+    int8: bool = False  # once it is trained its linear layers are read in int8, on a CPU
+
+    def __post_init__(self) -> None:
+        check_range(self, "dropout", at_least=0, below=1)
 
     @property
     def reads_int8(self) -> bool:
         """Return whether its network is quantised once it is trained."""
         return self.int8
 
-    @abstractmethod
-    def in_int8(self) -> "Int8Settings":
-        """Return the same settings with ``int8 = true``."""
-
 
 class Int8Energy(EnergyModule):
-    """An energy whose trunk can be read in int8."""
+    """E = w · pool(h) + b of a trunk that can be read in int8."""
 
-    trunk: Trunk
-    settings: Int8Settings
-    ranges: Ranges | None  # of what its layers read, where they read it in int8
+    def __init__(self, settings: Int8Settings, network: "PreTrainedModel", reading: Reading, *, eos: int) -> None:
+        super().__init__()
+        self.settings, self.eos = settings, eos
+        self.ranges: Ranges | None = None  # of what its layers read, where they read it in int8
+        if settings.int8:
+            check_int8(network)
+        set_dropout(network, settings.dropout)
+        self.trunk = Trunk(network, reading)
+        self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=network.dtype)
+        self.readout.to(network.device)
+
+    def _fill(self, folder: str | Path) -> None:
+        """Read the weights, and the ranges if there are any."""
+        fill(folder, self)
+        ranges = read_record(folder).get("ranges")
+        if ranges is not None:
+            put_in_int8(self, ranges)
 
 
 @final
@@ -114,7 +135,7 @@ def put_in_int8(energy: Int8Energy, ranges: Mapping[str, Any]) -> None:
         setattr(network.get_submodule(above), last, Int8Linear(layer, float(low), float(high)))
     energy.requires_grad_(False).eval()
     energy.ranges = dict(ranges)
-    energy.settings = energy.settings.in_int8()
+    energy.settings = replace(energy.settings, int8=True)
 
 
 @torch.no_grad()
@@ -124,17 +145,14 @@ def measured(energy: Int8Energy, x: Continuations) -> Ranges:
 
     ranges: Ranges = {}
 
-    def watch(name: str) -> Any:
-        def seen(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            low, high = (value.item() for value in inputs[0].aminmax())
-            before = ranges.get(name, (low, high))
-            ranges[name] = (min(low, before[0]), max(high, before[1]))
-
-        return seen
+    def watch(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        low, high = (value.item() for value in inputs[0].aminmax())
+        before = ranges.get(name, (low, high))
+        ranges[name] = (min(low, before[0]), max(high, before[1]))
 
     network = energy.trunk.network
     layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | Conv1D)}
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in layers.items()]
+    hooks = [layer.register_forward_pre_hook(partial(watch, name)) for name, layer in layers.items()]
     training = energy.training
     try:
         energy.eval()(x)
@@ -148,9 +166,17 @@ def measured(energy: Int8Energy, x: Continuations) -> Ranges:
 @torch.no_grad()
 def int8_error(energy: Int8Energy, x: Continuations) -> tuple[float, float]:
     """Measure the difference between int8 and float32 energies of ``x``: its maximum and root mean square."""
+    layers = [layer for layer in energy.trunk.network.modules() if isinstance(layer, Int8Linear)]
+    if not layers:
+        raise UserError("the energy is not in int8, so it has no error of that: pass it to quantised first")
     found = energy(x).double()
-    with _exact(energy):
+    try:
+        for layer in layers:
+            layer.is_exact = True
         away = found - energy(x).double()
+    finally:
+        for layer in layers:
+            layer.is_exact = False
     return away.abs().max().item(), away.square().mean().sqrt().item()
 
 
@@ -160,20 +186,6 @@ def check_int8(network: "PreTrainedModel") -> None:
         raise _misplaced(network.device, network.dtype)
     if not {"x86", "fbgemm"} & set(torch.backends.quantized.supported_engines):
         raise UserError("this processor has no int8 layers in torch: leave int8 = false")
-
-
-@contextmanager
-def _exact(energy: Int8Energy) -> Iterator[None]:
-    layers = [layer for layer in energy.trunk.network.modules() if isinstance(layer, Int8Linear)]
-    if not layers:
-        raise UserError("the energy is not in int8, so it has no error of that: pass it to quantised first")
-    for layer in layers:
-        layer.is_exact = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.is_exact = False
 
 
 def _packed(weight: Float[Tensor, "out in"], bias: Tensor | None) -> Any:

@@ -8,7 +8,6 @@ same code, so that the two agree to the last bit while their weights do.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, final
@@ -24,17 +23,14 @@ from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches, wants_gradients
 from freenergy.energies.module import EnergyModule
-from freenergy.energies.pooling import Readout
-from freenergy.energies.saving import copied, fill, network_of, read_record, rebuilt, saved, without_head
+from freenergy.energies.saving import copied, fill, linear_head, network_of, read_record, rebuilt, saved, without_head
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit, Over, Pool
-from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.energies.trunk import Readout, States, Trunk, readable
 from freenergy.lm.presets import set_dropout
 from freenergy.lm.stepping import sum_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 
 @final
@@ -44,6 +40,7 @@ class LogRatioEnergy(EnergySettings):
 
     fit: ClassVar[Fit] = "gradient"
     predicts_tokens: ClassVar[bool] = True
+    is_causal: ClassVar[bool] = True
     kind: Literal["log-ratio"] = "log-ratio"
     alpha: float = 0.25
     pool: Pool = "mean"
@@ -59,20 +56,6 @@ class LogRatioEnergy(EnergySettings):
         """Start with Q as a copy of the base."""
         return LogRatio(self, inputs.base)
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "LogRatio":
-        """Load the energy as it was saved."""
-        return LogRatio.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
-    @property
-    def shares_prefix(self) -> bool:
-        """Return whether a prefix is read once: yes, Q reads left to right."""
-        return True
-
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
-        """Return the shape of the base."""
-        return base
-
 
 @final
 class LogRatio(EnergyModule):
@@ -84,15 +67,14 @@ class LogRatio(EnergyModule):
         super().__init__()
         self.settings, self.eos = settings, base.eos
         model = network_of(base, settings.kind)
-        check_head(model, settings.kind)
+        # in a tuple, so that the base is not a part of this module: it is neither trained nor saved
+        self._base = reader_of(model, settings.kind)
         q = network or copied(model)
         set_dropout(q, settings.dropout)
         self.trunk, self.head = Trunk(without_head(q), "causal"), q.get_output_embeddings()
         self.readout = Readout(self.trunk.width, pool=settings.pool, over=settings.over, dtype=q.dtype)
         self.alpha = nn.Parameter(torch.tensor([settings.alpha], dtype=q.dtype))  # a scalar could not be sharded
         self.to(q.device)
-        # in a tuple, so that the base is not a part of this module: it is neither trained nor saved
-        self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
 
     def forward(self, x: Continuations, log_base: Float[Tensor, "B N"] | None = None) -> Float[Tensor, "B N"]:
         """Compute E(c, x); ``log_base`` is log P_LM(x | c) where known, so that the base need not read x again."""
@@ -146,16 +128,12 @@ def predicting(states: States, x: Continuations) -> Float[Tensor, "B N L H"]:
     return torch.cat([first, states.x], dim=2)[:, :, :L]
 
 
-@torch.no_grad()
-def check_head(model: "PreTrainedModel", kind: str) -> None:
-    """Refuse a model that does more to its states than one layer before it predicts."""
-    tokens, head = (
-        torch.arange(4, device=model.device).view(1, 4) % model.config.vocab_size,
-        model.get_output_embeddings(),
-    )
-    logits = model(tokens, use_cache=False).logits
-    if head is None or not torch.allclose(head(model.base_model(tokens).last_hidden_state), logits, atol=1e-4):
+def reader_of(model: "PreTrainedModel", kind: str) -> tuple[Trunk, nn.Module]:
+    """Return the trunk and the head; refuse a model that does more to its states before it predicts."""
+    head = linear_head(model)
+    if head is None:
         raise UserError(
             f"{type(model).__name__} does not predict by one linear layer, which an energy of kind {kind!r} needs: "
             'take kind = "unit" or "bit"'
         )
+    return Trunk(without_head(model), "causal"), head

@@ -21,11 +21,11 @@ from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
 from freenergy.energies.batching import in_batches
 from freenergy.energies.features import CONFIG, read_settings
-from freenergy.energies.log_ratio import check_head, predicting
+from freenergy.energies.log_ratio import predicting, reader_of
 from freenergy.energies.module import EnergyModule
-from freenergy.energies.saving import network_of, without_head
+from freenergy.energies.saving import network_of
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
-from freenergy.energies.trunk import States, Trunk, readable
+from freenergy.energies.trunk import States, readable
 
 
 @final
@@ -45,11 +45,6 @@ class LogitsEnergy(EnergySettings):
         """Read the base, which has learned it."""
         return Logits(self, inputs.base)
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Logits":
-        """Load it for the base whose logits it reads."""
-        return Logits.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
 
 @final
 class Logits(EnergyModule):
@@ -58,10 +53,8 @@ class Logits(EnergyModule):
     def __init__(self, settings: LogitsEnergy, base: LanguageModel) -> None:
         super().__init__()
         self.settings, self.eos = settings, base.eos
-        model = network_of(base, settings.kind)
-        check_head(model, settings.kind)
         # in a tuple, so that the base is not a part of this module: it is neither trained nor saved
-        self._base = (Trunk(without_head(model), "causal"), model.get_output_embeddings())
+        self._base = reader_of(network_of(base, settings.kind), settings.kind)
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Compute E(c, x)."""

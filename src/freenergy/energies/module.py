@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from freenergy.core.progress import Progress
 from freenergy.core.roles import Energy, LanguageModel
 from freenergy.core.sequences import Continuations
+from freenergy.corpus import Tokenizer
 from freenergy.lm.activations import Trace
 
 
@@ -33,6 +34,11 @@ class EnergyModule(nn.Module, ABC):
     @abstractmethod
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the energy, completely or not at all."""
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "EnergyModule":
+        """Load what ``save_pretrained`` wrote, for the base and the tokenizer of its training, if it has a kind."""
+        raise NotImplementedError(cls.__name__)
 
     def diagnose(self, validation: Callable[[], Continuations], progress: Progress) -> dict[str, Any]:
         """Report what it could not read exactly of held-out text; ``validation`` loads that text."""

@@ -5,9 +5,8 @@
 φ holds, for n = 1 … order and for pairs with a gap: how many places have an n-gram that the training text has never,
 once, twice, … more than 256 times; Σ_t log(1 + c); Σ_t log((c(hw) + 0.1) / (c(h·) + 1)); and Σ_t log p_n(x_t | h) of an
 interpolated Kneser-Ney model of order n (``ngram_tables``). It also counts the n-grams of x that the prefix has, those
-that x has had before, and the places of each of the text's most frequent tokens. They are sums over places, as
-log-probabilities are. The context is history; a place whose history is too short for an n-gram counts nowhere for it.
-The base is not needed.
+that x has had before, and the places of each of the text's most frequent tokens. The context is history; a place whose
+history is too short for an n-gram counts nowhere for it. The base is not needed.
 
 Legend: R = B·N strings, L continuation length, F features.
 """
@@ -15,7 +14,7 @@ Legend: R = B·N strings, L continuation length, F features.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -32,10 +31,7 @@ from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.ngram_tables import NgramTables, Seen
 from freenergy.energies.repetition import ORDER, repeats
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
-from freenergy.lm.stepping import started
-
-if TYPE_CHECKING:
-    from freenergy.lm.shapes import Shape
+from freenergy.lm.presets import Shape
 
 _TABLES = "tables.safetensors"
 _BOUNDS = np.array([1, 2, 3, 5, 9, 17, 65, 257])  # where the buckets of counts begin, after the bucket of 0
@@ -68,12 +64,7 @@ class NgramEnergy(EnergySettings):
         sizes = {"vocab_size": base.vocab_size, "eos": base.eos, "order": self.order}
         return NgramFeatures(self, NgramTables.fit(stream, **sizes, skips=self.skips, progress=progress))
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "NgramFeatures":
-        """Load the energy as it was saved."""
-        return NgramFeatures.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return how many sums over counts there are."""
         return len(count_names(self)) + self.lexicon
 
@@ -132,7 +123,7 @@ class NgramFeatures(FeatureEnergy):
     def _features(self, x: Continuations, leave_self_out: bool) -> Float64[np.ndarray, "R F"]:
         mask = x.mask.flatten(0, 1).numpy()
         length = mask.sum(1)
-        strings = self._strings(x)
+        strings = self.tables.strings(x)
         seen = self.tables.seen(strings, mask.shape[1], mask if leave_self_out else None)
         columns: list[Float64[np.ndarray, " R"]] = []
         for k, one in enumerate(seen, 1):
@@ -152,26 +143,6 @@ class NgramFeatures(FeatureEnergy):
         column[self.lexicon] = np.arange(num)
         cell = column[tokens] + (num + 1) * np.arange(R)[:, None]
         return np.bincount(cell.ravel(), minlength=R * (num + 1)).reshape(R, num + 1)[:, :num].astype(np.float64)
-
-    def _strings(self, x: Continuations) -> Int64[np.ndarray, "R W"]:
-        """Prepend as much of each context as an n-gram can reach; −1 where nothing is known."""
-        (B, N), V = x.shape, self.tables.vocab_size
-        behind = max(self.tables.order - 1, *(s + 1 for s in self.tables.pairs), 1)
-        contexts = started(x.contexts, self.tables.eos)
-        for tokens in (contexts.tokens[contexts.mask], x.tokens[x.mask]):
-            if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < V:
-                strange = int(tokens[(tokens < 0) | (tokens >= V)][0])
-                raise UserError(
-                    f"token id {strange} is not in the vocabulary of {V}: encode the text with the tokenizer of the "
-                    "text that was counted"
-                )
-        place = contexts.lengths.unsqueeze(1) + torch.arange(-behind, 0)
-        tail = torch.where(place < 0, _NONE, contexts.tokens.gather(1, place.clamp(min=0)))
-        tokens = torch.where(x.mask, x.tokens, _NONE)
-        strings: Int64[np.ndarray, "R W"] = (
-            torch.cat([tail.unsqueeze(1).expand(B, N, behind), tokens], dim=-1).flatten(0, 1).numpy()
-        )
-        return strings
 
 
 def count_names(settings: NgramEnergy) -> list[str]:

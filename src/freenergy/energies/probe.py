@@ -11,7 +11,7 @@ more likely x_t was than expected.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,9 +24,7 @@ from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.activations import Trace, TracingLM
-
-if TYPE_CHECKING:
-    from freenergy.lm.shapes import Shape
+from freenergy.lm.presets import Shape
 
 STATISTICS = (
     "Σ log p",
@@ -62,16 +60,11 @@ class ProbeEnergy(EnergySettings):
         """Read the base."""
         return Probe(self, inputs.base)
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Probe":
-        """Load the energy as it was saved."""
-        return Probe.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers that are read of a base with ``num_layers``; none where states are left out."""
         return layers_read(self.layers, num_layers) if self.states else ()
 
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return how many states and statistics there are; 0 where the shape of the base is not known."""
         if base is None:
             return 0

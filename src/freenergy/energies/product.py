@@ -22,9 +22,8 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import CONFIG, read_settings
-from freenergy.energies.load import load_energy
 from freenergy.energies.module import EnergyModule, Persistent
-from freenergy.energies.registry import PartEnergy
+from freenergy.energies.registry import PartEnergy, load_energy
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 
 _KIND = "product"
@@ -48,11 +47,6 @@ class ProductEnergy(EnergySettings):
     def build(self, inputs: BuildInputs) -> "Product":
         """Build all parts."""
         return self.combine([part.build(inputs) for part in self.parts])
-
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Product":
-        """Load the energy as it was saved."""
-        return Product.from_pretrained(folder, base=base, tokenizer=tokenizer)
 
     def split(self) -> tuple[EnergySettings, ...]:
         """Return the parts."""

@@ -14,7 +14,7 @@ Legend: R = B·N strings, W length of prefix and continuation together.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -29,9 +29,7 @@ from freenergy.core.sequences import Continuations
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
-
-if TYPE_CHECKING:
-    from freenergy.lm.shapes import Shape
+from freenergy.lm.presets import Shape
 
 ORDER = 4  # n-grams of up to 4 tokens are looked up in the prefix and in x itself
 _NEAR = (1, 8, 32, 128)  # tokens back
@@ -61,12 +59,7 @@ class RepetitionEnergy(EnergySettings):
         counts = np.bincount(inputs.corpus.stream("train"), minlength=inputs.base.vocab_size)
         return Repetition(self, torch.from_numpy(counts))
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "Repetition":
-        """Load the energy as it was saved."""
-        return Repetition.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return 16."""
         return len(NAMES)
 

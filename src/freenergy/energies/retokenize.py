@@ -16,9 +16,8 @@ give back, characters that the encoder does not know or drops. What it does with
 import codecs
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import tokenizers
 from jaxtyping import Bool, Int
@@ -39,9 +38,7 @@ Parts = list[tuple[str, str, int]]  # of each document its text in the prefix an
 Marked = list[tuple[int, int]]  # tokens of the encoder, each with the part that it belongs to
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Together:
+class Together(NamedTuple):
     """Whole strings as the encoder reads them, and which of their tokens belong to the prefix and to x."""
 
     rows: Sequences
@@ -55,9 +52,7 @@ class Together:
         return int(self.rows.lengths.max()) if len(self.rows) else 0
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Apart:
+class Apart(NamedTuple):
     """Prefixes once and continuations next to them, and which of their tokens are text."""
 
     x: Continuations
@@ -71,9 +66,7 @@ class Apart:
         return int(self.x.contexts.lengths.max()) + int(self.x.lengths.max()) if self.x.lengths.numel() else 0
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Begun:
+class _Begun(NamedTuple):
     """The part of a document that stands in the prefix, and the state of the decoder after it."""
 
     raw: bytes
@@ -81,9 +74,7 @@ class _Begun:
     state: tuple[bytes, int]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Encoded:
+class _Encoded(NamedTuple):
     """The encoder's tokens of a text, and the character after each."""
 
     ids: list[int]
@@ -261,10 +252,3 @@ def _padded(rows: Sequence[Marked]) -> tuple[Sequences, Int[Tensor, "rows T"]]:
     """Pad tokens and marks; padding has the mark of the frame."""
     tokens = Sequences.from_lists([[token for token, _ in row] for row in rows])
     return tokens, Sequences.from_lists([[mark for _, mark in row] for row in rows]).tokens
-
-
-def no_room(needed: int, limit: int) -> UserError:
-    """Say that a text is longer than the encoder can read."""
-    return UserError(
-        f"prefix and continuation are {needed} tokens of the encoder, which reads {limit}: set corpus.prefix lower"
-    )

@@ -86,14 +86,25 @@ def network_of(base: LanguageModel, kind: str) -> "PreTrainedModel":
 
 def copied(network: "PreTrainedModel") -> "PreTrainedModel":
     """Copy a network; the copy learns."""
-    twin = copy.deepcopy(network)
-    twin.requires_grad_(True)
-    return twin
+    return copy.deepcopy(network).requires_grad_(True)
 
 
 def without_head(model: "PreTrainedModel") -> "PreTrainedModel":
     """Return the part of a model that computes its states."""
     return cast("PreTrainedModel", model.base_model)
+
+
+@torch.no_grad()
+def linear_head(model: "PreTrainedModel") -> nn.Module | None:
+    """Return the layer that makes the logits of the last states; None where the model does more to its states."""
+    V, head = model.config.get_text_config().vocab_size, model.get_output_embeddings()
+    tokens = torch.tensor([[(997 * i + 17) % V for i in range(4)]], device=model.device)
+    if not isinstance(head, nn.Module):
+        return None
+    found = head(without_head(model)(tokens, use_cache=False).last_hidden_state)
+    wanted = model(tokens, use_cache=False).logits
+    is_all = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=1e-3)
+    return head if is_all else None
 
 
 def headless(network: "PreTrainedModel") -> "PreTrainedModel":

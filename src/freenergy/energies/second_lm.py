@@ -11,7 +11,7 @@ the same strings, but a feature like any other. For a base that only samples log
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json
-from freenergy.core.progress import Progress, Silent
+from freenergy.core.progress import SILENT, Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
@@ -27,14 +27,11 @@ from freenergy.energies.features import FeatureEnergy, read_settings
 from freenergy.energies.retokenize import Crossing
 from freenergy.energies.settings import BuildInputs, EnergySettings, Fit
 from freenergy.lm.load import locate_model
+from freenergy.lm.presets import Shape
 from freenergy.lm.remote import API_KEY, RemoteLM
 from freenergy.lm.sample_only import relative_log_prob
 
-if TYPE_CHECKING:
-    from freenergy.lm.shapes import Shape
-
 _SECOND = "second.json"
-_SILENT = Silent()
 
 
 @final
@@ -56,16 +53,11 @@ class SecondLMEnergy(EnergySettings):
         """Load the second model."""
         return SecondLM(self, inputs.base, second_model(self, inputs.corpus.tokenizer, inputs.progress))
 
-    @staticmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> "SecondLM":
-        """Load the energy as it was saved."""
-        return SecondLM.from_pretrained(folder, base=base, tokenizer=tokenizer)
-
     def fingerprints(self, stage: Path, progress: Progress) -> list[str]:
         """Fingerprint the weights of the second model; of a server nothing is known but its address."""
         return [] if self.url else [_fingerprint(self, progress)]
 
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return 1."""
         return 1
 
@@ -78,7 +70,7 @@ class Second(NamedTuple):
     fingerprint: str
 
 
-def second_model(settings: SecondLMEnergy, tokenizer: Tokenizer, progress: Progress = _SILENT) -> Second:
+def second_model(settings: SecondLMEnergy, tokenizer: Tokenizer, progress: Progress = SILENT) -> Second:
     """Load or reach the second model for text of this tokenizer."""
     own = _tokenizer(settings, tokenizer, progress)
     lm: LanguageModel

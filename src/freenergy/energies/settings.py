@@ -1,4 +1,4 @@
-"""What the settings of an energy answer: how it is built, loaded and fitted, and what it reads.
+"""What the settings of an energy answer: how it is built and fitted, and what it reads.
 
     E(c, x) is one number per continuation; every energy that learns starts at E = 0, so training starts at the base
 
@@ -10,52 +10,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
-from freenergy.corpus import Corpus, Tokenizer
+from freenergy.corpus import Corpus
 from freenergy.energies.module import EnergyModule
+from freenergy.lm.presets import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from freenergy.lm.shapes import Shape
 
 Fit = Literal["convex", "gradient", "none"]
 Pool = Literal["mean", "sum"]
 Over = Literal["continuation", "all"]
 
 
-@runtime_checkable
-class MaskedTrunk(Protocol):
-    """The settings of a network that first learns to fill masks."""
-
-    @property
-    def preset(self) -> str:
-        """Return the name of its sizes, in ``lm.presets``."""
-        ...
-
-    @property
-    def mask_share(self) -> float:
-        """Return the share of tokens that are masked."""
-        ...
-
-    @property
-    def dropout(self) -> float:
-        """Return the probability of dropout."""
-        ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BuildInputs:
+class BuildInputs(NamedTuple):
     """What an energy can be built from."""
 
     base: LanguageModel
     corpus: Corpus
     progress: Progress
-    train_masked_trunk: "Callable[[MaskedTrunk], PreTrainedModel]"
+    train_masked_trunk: "Callable[[str, float, float], PreTrainedModel]"  # by preset, share of masks, and dropout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +43,11 @@ class EnergySettings(ABC):
     fit: ClassVar[Fit]  # one convex problem for all linear parts; gradient descent; or nothing to fit
     reads_activations: ClassVar[bool] = False  # of the base, which computes them anyway while it draws
     predicts_tokens: ClassVar[bool] = False  # its network computes log-probabilities of tokens too
+    is_causal: ClassVar[bool] = False  # its network reads left to right
 
     @abstractmethod
     def build(self, inputs: BuildInputs) -> EnergyModule:
         """Build the energy, at E = 0 unless it is trained already."""
-
-    @staticmethod
-    @abstractmethod
-    def load(folder: Path, *, base: LanguageModel, tokenizer: Tokenizer) -> EnergyModule:
-        """Load what the energy's ``save_pretrained`` wrote."""
 
     def split(self) -> "tuple[EnergySettings, ...]":
         """Return the parts that are fitted one after the other: itself, unless it is a product."""
@@ -108,7 +81,7 @@ class EnergySettings(ABC):
     @property
     def shares_prefix(self) -> bool:
         """Return whether its network reads a prefix once for all its continuations."""
-        return False
+        return self.is_causal
 
     def report(self) -> dict[str, Any]:
         """Return what the report shows of an energy that is not fitted."""
@@ -122,10 +95,10 @@ class EnergySettings(ABC):
         """Return the keys of papers to cite, and what of each is used."""
         return {}
 
-    def trunk(self, base: "Shape | None", vocab_size: Callable[[], int]) -> "Shape | None":
-        """Return the shape of the network that it trains; None where it trains none."""
-        return None
+    def trunk(self, base: Shape | None, vocab_size: Callable[[], int]) -> Shape | None:
+        """Return the shape of the network that it trains, the base's unless it says otherwise; None if it has none."""
+        return base if self.fit == "gradient" else None
 
-    def num_features(self, base: "Shape | None") -> int:
+    def num_features(self, base: Shape | None) -> int:
         """Return how many numbers per string a linear energy reads from disk."""
         return 0

@@ -6,13 +6,16 @@
 
 In the first and the last the prefix's states do not depend on x, so they are computed once for N continuations.
 
+    E = w · pool(h) + b,      pool(h) = Σ h   or   Σ h / (how many),      w = 0 and b = 0 at the start
+
+The sum runs over the real tokens of the continuation, or of prefix and continuation. Over nothing it is 0, so E = b.
+
 Legend: B contexts, N continuations of each, R = B·N rows, M prefix readings of a context (1 or N), P prefix tokens,
 L continuation tokens, T tokens of whole strings, H width.
 """
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, final, overload
 
@@ -21,8 +24,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.sequences import Continuations, Sequences
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Continuations, Sequences, Soft
+from freenergy.energies.settings import Over, Pool
 from freenergy.lm.shared_prefix import Prefix, attending_to, remembering, seeing_both_ways
 from freenergy.lm.stepping import check_fits, started
 
@@ -120,16 +123,15 @@ class Trunk(nn.Module):
             states = prefix_states.new_zeros(B, N, L, self.width)
             if states.numel():
                 starts = prefix.lengths if B == 1 else prefix.lengths.repeat_interleave(N)
-                with self._reading_after(prefix, x.lengths.flatten()):
+                with (
+                    attending_to(prefix, self.network)
+                    if self.reading == "causal"
+                    else seeing_both_ways(self.network, x.lengths.flatten(), after=prefix)
+                ):
                     states = self._states(self._inputs(x).flatten(0, 1), starts).view(B, N, L, -1)
             return States(prefix_states.unsqueeze(1), contexts.mask.unsqueeze(1), states, x.mask)
 
         return read
-
-    def _reading_after(self, prefix: Prefix, lengths: Int[Tensor, " R"]) -> AbstractContextManager[None]:
-        if self.reading == "causal":
-            return attending_to(prefix, self.network)
-        return seeing_both_ways(self.network, lengths, after=prefix)
 
     def _read(self, contexts: Sequences) -> tuple[Float[Tensor, "B P H"], Prefix]:
         """Read the contexts once: their states, and what the continuations need to remember."""
@@ -146,10 +148,8 @@ class Trunk(nn.Module):
     def _separate(self, x: Continuations | Soft) -> States:
         """Read every string as a whole, then separate its two parts."""
         (B, N, L), P = x.mask.shape, x.contexts.tokens.shape[1]
-        if isinstance(x, Soft):
-            states = self._whole(*self._joined(x)).view(B, N, P + L, self.width)
-        else:
-            states = self.whole(x.joined()).view(B, N, P + L, self.width)
+        whole = self._whole(*self._joined(x)) if isinstance(x, Soft) else self.whole(x.joined())
+        states = whole.view(B, N, P + L, self.width)
         place = x.contexts.lengths.view(B, 1, 1) + torch.arange(L, device=self.device)
         own = states.gather(2, place.expand(B, N, L).unsqueeze(-1).expand(B, N, L, self.width))
         prefix_mask = x.contexts.mask.unsqueeze(1).expand(B, N, P)
@@ -242,3 +242,28 @@ def readable(x: Continuations | Soft, eos: int, device: torch.device) -> Continu
     if isinstance(x, Soft):
         return replace(x, contexts=started(x.contexts, eos).trimmed()).to(device)
     return Continuations(started(x.contexts, eos), x.tokens, x.lengths).trimmed().to(device)
+
+
+@final
+class Readout(nn.Module):
+    """A linear map of pooled states; it starts at zero, and so does the energy."""
+
+    def __init__(self, width: int, *, pool: Pool, over: Over, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.pool, self.over = pool, over
+        self.weight = nn.Parameter(torch.zeros(1, width, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, states: States) -> Float[Tensor, "B N"]:
+        """Compute one number per continuation."""
+        total, count = _sum(states.x, states.mask), states.mask.sum(-1)
+        if self.over == "all":
+            total = total + _sum(states.prefix, states.prefix_mask)
+            count = count + states.prefix_mask.sum(-1)
+        if self.pool == "mean":
+            total = total / count.clamp(min=1).unsqueeze(-1)
+        return nn.functional.linear(total, self.weight, self.bias).squeeze(-1)
+
+
+def _sum(states: Float[Tensor, "B N L H"], mask: Bool[Tensor, "B N L"]) -> Float[Tensor, "B N H"]:
+    return (states * mask.unsqueeze(-1)).sum(2)

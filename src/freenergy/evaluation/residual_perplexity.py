@@ -20,7 +20,7 @@ from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.certified import ResidualReport, WindowNumbers, check_draws, residual_report
 from freenergy.evaluation.perplexity import Counts
-from freenergy.lm.stepping import log_proposal
+from freenergy.lm.token_log_probs import log_proposal
 from freenergy.models.residual import Residual
 from freenergy.partition.exact import check_in_space
 

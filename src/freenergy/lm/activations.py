@@ -2,15 +2,12 @@
 
     where x_t is predicted:   log p_t(x_t),   H(p_t) = −Σ_v p_t(v) log p_t(v),   log rank of x_t in p_t,   states
 
-The places are those of the last context token, x_1, …, x_{L−1}: they are computed anyway while x is sampled, so that
-an energy of a trace costs nothing. The states are means over the places, one vector for each chosen layer.
-
-Legend: K layers chosen, H width of the states.
+The places are those of the last context token, x_1, …, x_{L−1}: they are computed anyway while x is sampled. The states
+are means over the places, one vector for each chosen layer. Legend: K layers chosen, H width of the states.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,15 +18,13 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
-from freenergy.lm.stepping import ancestral, sum_dtype
+from freenergy.lm.stepping import Stepper, Walk, sum_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(NamedTuple):
     """Numbers of every place, 0 behind a continuation's end, and mean states."""
 
     states: Float[Tensor, "B N K H"]
@@ -46,37 +41,23 @@ class Trace:
 
     def of_layers(self, which: Sequence[int]) -> "Trace":
         """Return the same with some of the layers, by their place among those that were chosen."""
-        return replace(self, states=self.states[:, :, list(which)])
+        return self._replace(states=self.states[:, :, list(which)])
 
     @staticmethod
     def cat(parts: "Sequence[Trace]", dim: int) -> "Trace":
         """Join traces of other contexts (dim 0) or of more candidates (dim 1)."""
-        names = ("states", "log_p", "entropy", "log_rank", "mask")
-        return Trace(*(torch.cat([getattr(part, name) for part in parts], dim) for name in names))
+        return Trace(*(torch.cat(columns, dim) for columns in zip(*parts, strict=True)))
 
 
 @runtime_checkable
 class TracingLM(Protocol):
-    """A language model that shows its insides."""
+    """A language model that shows its insides, of given text and while it draws."""
 
     num_layers: int  # hidden states 0 (the embeddings) … num_layers (what the logits are made of)
     width: int
 
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
         """Return the trace of given continuations."""
-        ...
-
-
-@runtime_checkable
-class NetworkLM(TracingLM, Protocol):
-    """A language model whose network can be copied."""
-
-    model: "PreTrainedModel"
-
-
-@runtime_checkable
-class TracingSampler(TracingLM, Protocol):
-    """A language model that shows its insides while it draws."""
 
     def sample_traced(
         self,
@@ -88,7 +69,13 @@ class TracingSampler(TracingLM, Protocol):
         layers: Sequence[int] = (),
     ) -> tuple[Draws, Trace]:
         """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
-        ...
+
+
+@runtime_checkable
+class NetworkLM(TracingLM, Protocol):
+    """A language model whose network can be copied."""
+
+    model: "PreTrainedModel"
 
 
 @final
@@ -98,7 +85,6 @@ class Recorder:
     def __init__(self) -> None:
         self._rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._sum: Tensor | None = None
-        self.places = 0  # so far
 
     def add(
         self,
@@ -117,7 +103,6 @@ class Recorder:
         self._rows.append((log_p, entropy, log_rank, mask))
         total = torch.where(mask[..., None, None], states.to(wide), 0).sum(2)
         self._sum = total if self._sum is None else self._sum + total
-        self.places += mask.shape[-1]
 
     def trace(self, length: int) -> Trace:
         """Return the trace of all places so far, padded to ``length``."""
@@ -129,59 +114,22 @@ class Recorder:
 
 
 @runtime_checkable
-class ShowingStepper(Protocol):
+class ShowingStepper(Stepper, Protocol):
     """A stepper whose last states can be seen: [B, 1, K, H] after ``first``, [B, N, K, H] after a step."""
 
     states: Tensor
-
-    def first(self) -> Float[Tensor, "B V"]:
-        """As in ``Stepper``."""
-        ...
-
-    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
-        """As in ``Stepper``."""
-        ...
-
-
-@final
-class TracedStepper:
-    """A stepper that records what it passes on; it draws what the stepper inside would."""
-
-    def __init__(self, inner: ShowingStepper, num: int, eos: int | None) -> None:
-        self._inner, self._num, self._eos = inner, num, eos
-        self._recorder = Recorder()
-
-    def first(self) -> Float[Tensor, "B V"]:
-        """Compute log P of the first token."""
-        log_p = self._inner.first()
-        self._log_p = log_p.unsqueeze(1).expand(-1, self._num, -1)
-        self._is_running = torch.ones(self._log_p.shape[:2], dtype=torch.bool, device=log_p.device)
-        return log_p
-
-    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
-        """Record the token and read it."""
-        self._record(tokens)
-        self._log_p = self._inner.step(tokens)
-        return self._log_p
-
-    def finish(self, x: Continuations) -> Trace:
-        """Return the trace, once the drawn continuations are known: the last token was never read."""
-        t = self._recorder.places
-        self._record(x.tokens[:, :, t])
-        return self._recorder.trace(x.tokens.shape[2])
-
-    def _record(self, tokens: Int[Tensor, "B N"]) -> None:
-        states = self._inner.states.expand(-1, self._num, -1, -1)
-        column = (self._log_p, states, tokens, self._is_running)
-        self._recorder.add(*(value.unsqueeze(2) for value in column))
-        if self._eos is not None:
-            self._is_running = self._is_running & (tokens != self._eos)
 
 
 def traced_ancestral(
     stepper: ShowingStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> tuple[Draws, Trace]:
     """Draw as ``ancestral`` does, and record the trace."""
-    traced = TracedStepper(stepper, num, space.eos)
-    draws = ancestral(traced, contexts, num, space, rng, truncation)
-    return draws, traced.finish(draws.x)
+    recorder = Recorder()
+
+    def record(log_p: Tensor, tokens: Tensor, is_running: Tensor) -> None:
+        column = (log_p, stepper.states.expand(-1, num, -1, -1), tokens, is_running)
+        recorder.add(*(value.unsqueeze(2) for value in column))
+
+    walk = Walk(stepper, contexts, num, space, rng, truncation)
+    walk.record = record
+    return walk.finish(), recorder.trace(space.length)

@@ -25,11 +25,11 @@ from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.lm.activations import NetworkLM, Trace, TracingLM, TracingSampler
+from freenergy.lm.activations import NetworkLM, Trace, TracingLM
 from freenergy.lm.editing import EditableLM, EditedLM
 from freenergy.lm.local_counts import LocalCounts
 from freenergy.lm.local_terms import LocalState, LocalTerms, add_cells, local_names, order_name
-from freenergy.lm.stepping import ExchangingStepper, begin
+from freenergy.lm.stepping import Stepper, begin
 
 LOG_P, ENTROPY, UNIGRAM = "log p", "entropy · log p", order_name(1)
 _WEIGHTS, _UNDER, _COUNTS = "weights.json", "under", "local"
@@ -124,7 +124,7 @@ class AdaptedLM:
         draws: Draws = self._law.sample(contexts, num, space, rng, truncation)
         return draws
 
-    def stepper(self, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
+    def stepper(self, contexts: Sequences, num: int, length: int) -> Stepper:
         """Return a stepper at the start of ``num`` continuations of each context."""
         return begin(self._law, contexts, num, length)
 
@@ -143,7 +143,7 @@ class AdaptedLM:
         layers: Sequence[int] = (),
     ) -> tuple[Draws, Trace]:
         """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
-        assert isinstance(self._law, TracingSampler), "ask isinstance(lm, TracingSampler) first"
+        assert isinstance(self._law, TracingLM), "ask isinstance(lm, TracingLM) first"
         return self._law.sample_traced(contexts, num, space, rng, truncation, layers)
 
     def save_mix(self, folder: Path) -> None:

@@ -18,18 +18,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
     """Return the model in float32 and its EOS token."""
     folder, gguf = _parts(path)
-    options: dict[str, Any] = {"use_safetensors": True}
+    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
     if gguf:
-        options = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
+        options |= {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
+    else:
+        options["use_safetensors"] = True
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except Exception as error:  # for a bad config the library may raise anything
         reason = " ".join(str(error).split())[:160]
         raise UserError(
@@ -62,7 +57,6 @@ def _dense(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _parts(path: Path) -> tuple[Path, str | None]:
-    """Return the folder, and the name of the GGUF file where it is one."""
     if path.suffix == ".gguf" and path.is_file():
         return path.parent, path.name
     if not path.is_dir():

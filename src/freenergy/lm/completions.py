@@ -1,16 +1,16 @@
-"""Speaking with an OpenAI-style ``/v1/completions`` server: one question, its answers, and every way it can go wrong.
+"""An OpenAI-style ``/v1/completions`` server: one request, its answers, and every way it can fail.
 
     prompt (token ids) → answers, each a row of steps (token, log P(token | before), the likeliest tokens there)
 
-Servers give log-probabilities in two shapes, and token ids in four places; here they become one. Trouble becomes one
-sentence that names the address without its credentials.
+Servers give log-probabilities in two shapes, and token ids in four places; here they become one. No error shows the
+credentials of the address.
 """
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, final
 
 import httpx
 
@@ -23,21 +23,10 @@ _BUSY = (429, 503)
 
 # every knob of vLLM and of llama.cpp that bends the law, at rest
 _PLAIN = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "repeat_penalty": 1.0,
-    "xtc_probability": 0.0,
-    "dry_multiplier": 0.0,
-    "stream": False,
-    "n": 1,
-    "return_tokens_as_token_ids": True,
-    "return_token_ids": True,
-}
+    "temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0, "repeat_penalty": 1.0, "xtc_probability": 0.0, "dry_multiplier": 0.0,
+    "stream": False, "n": 1, "return_tokens_as_token_ids": True, "return_token_ids": True,
+}  # fmt: skip
 
 
 class Refused(UserError):  # noqa: N818
@@ -48,9 +37,7 @@ class Refused(UserError):  # noqa: N818
         self.status, self.reason = status, reason
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class CompletionStep:
+class CompletionStep(NamedTuple):
     """One token of an answer: None where the server did not say."""
 
     token: int | None
@@ -58,9 +45,7 @@ class CompletionStep:
     top: Mapping[int, float]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One continuation as the server gave it."""
 
     steps: Sequence[CompletionStep]
@@ -136,7 +121,7 @@ class Completions:
                 f"the server at {self.shown} answered with {kind} that is not a completion ({type(error).__name__}): "
                 "check that the address is of an OpenAI-style completions server"
             ) from error
-        return [replace(answers[0], num_drawn=drawn[0])] if len(answers) == len(drawn) == 1 else answers
+        return [answers[0]._replace(num_drawn=drawn[0])] if len(answers) == len(drawn) == 1 else answers
 
     def post(self, client: httpx.Client, body: Mapping[str, Any]) -> httpx.Response:
         """Ask, and ask again a few times where the server is busy or hangs up."""
@@ -206,7 +191,7 @@ def _answer(choice: Mapping[str, Any]) -> Answer:
         steps = _legacy_steps(log_probs)
     steps = _prompt_steps(choice.get("prompt_logprobs"), choice.get("prompt_token_ids")) or steps
     if choice.get("token_ids") is not None and len(choice["token_ids"]) == len(steps):
-        steps = [replace(step, token=int(token)) for step, token in zip(steps, choice["token_ids"], strict=True)]
+        steps = [step._replace(token=int(token)) for step, token in zip(steps, choice["token_ids"], strict=True)]
     return Answer(steps, choice.get("finish_reason"), choice.get("stop_reason"))
 
 

@@ -20,7 +20,7 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation, normalised
-from freenergy.lm.stepping import ExchangingStepper, begin, in_chunks, started
+from freenergy.lm.stepping import Stepper, begin, in_chunks, started
 from freenergy.lm.token_log_probs import token_log_probs
 
 _NUMBERS = 2**22  # log-probabilities held at once while sampling
@@ -77,7 +77,7 @@ def applied_after(
 class EditedStepper:
     """A stepper whose predictions are edited."""
 
-    def __init__(self, inner: ExchangingStepper, edit: Edit) -> None:
+    def __init__(self, inner: Stepper, edit: Edit) -> None:
         self._inner, self._edit = inner, edit
         self._first = applied(edit, inner.first())
 

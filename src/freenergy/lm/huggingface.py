@@ -2,11 +2,9 @@
 
     log P_LM(x | c) = Σ_t log softmax(logits(c, x_<t))[x_t]
 
-A context is read once; its N continuations share its keys and values. Three ways, the fastest that a comparison with a
-plain forward pass on loading allows: architectures that we know are sampled by steps of our own (``decoding``), others
-by the model's own steps with our attention (``shared_prefix``); models that do not fetch their attention from
-transformers' interface, or whose attention has parts that we do not know, are read plainly, whole strings at a time:
-slower, as exact.
+A context is read once; its N continuations share its keys and values. Of three ways the fastest is taken that a
+comparison with a plain forward pass on loading allows: steps of our own (``decoding``), the model's own steps with our
+attention (``shared_prefix``), or whole strings at a time: slower, as exact.
 """
 
 import copy
@@ -26,46 +24,22 @@ from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.lm import network_steps as steps
 from freenergy.lm.activations import Recorder, Trace, traced_ancestral
 from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.lm.decoding import sampling
 from freenergy.lm.decoding.fused import Fused
-from freenergy.lm.decoding.load import Decoder
-from freenergy.lm.decoding.step import FastStepper
+from freenergy.lm.decoding.load import Decoder, FastStepper, rows_at_once
 from freenergy.lm.editing import Edit, EditedStepper, EditMaker, applied
-from freenergy.lm.network_steps import (
-    TOLERANCE,
-    SharedStepper,
-    at,
-    later,
-    log_prob_whole,
-    log_softmax,
-    picked,
-    read,
-    row_numbers,
-    states_at,
-    telling_example,
-    trace_after,
-    trace_whole,
-)
 from freenergy.lm.shared_prefix import Prefix
-from freenergy.lm.stepping import (
-    Next,
-    PlainStepper,
-    ancestral,
-    check_fits,
-    in_chunks,
-    started,
-    sum_dtype,
-    sum_tokens,
-)
+from freenergy.lm.stepping import PlainStepper, ancestral, check_fits, in_chunks, started, sum_dtype, sum_tokens
 
 FUSED = "FREENERGY_FUSED"  # the environment variable that asks for compiled steps
 _LOGITS = 2**25  # numbers of logits held at once: 128 MB in float32
 _PREFIXES = 2**28  # bytes for the keys and values of contexts
 _ROWS = 256  # continuations sampled at once by the model's own steps
 
-Stepping = FastStepper | SharedStepper | PlainStepper | EditedStepper
+Stepping = FastStepper | steps.SharedStepper | PlainStepper | EditedStepper
 
 
 @final
@@ -124,8 +98,7 @@ class HuggingFaceLM:
     @property
     def device(self) -> torch.device:
         """Return the device of the weights."""
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def _fast(self) -> Decoder | None:
@@ -136,7 +109,7 @@ class HuggingFaceLM:
     def decodes_by(self) -> Literal["compiled steps", "own steps", "the model's steps", "whole strings"]:
         """Return how continuations are sampled, from the fastest way to the slowest."""
         if self._fast is not None:
-            return "compiled steps" if isinstance(self._fast.kernels, Fused) else "own steps"
+            return "compiled steps" if isinstance(self._fast.kernels_for(), Fused) else "own steps"
         return "the model's steps" if self.shares_prefix else "whole strings"
 
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
@@ -148,7 +121,7 @@ class HuggingFaceLM:
         check_fits(x.contexts, L, self.max_length)
         if self._edit is not None:
             return self.trace(x, ()).log_p.sum(-1)
-        score = self._log_prob_shared if self.shares_prefix else partial(log_prob_whole, self.model)
+        score = self._log_prob_shared if self.shares_prefix else partial(steps.log_prob_whole, self.model)
         rows = max(1, _LOGITS // (self.vocab_size * L))
         contexts = max(1, rows // N)
         return torch.cat([score(x[b : b + contexts], rows) for b in range(0, B, contexts)])
@@ -157,7 +130,7 @@ class HuggingFaceLM:
         """Compute log P_LM(v | c) for every token v."""
         contexts = started(contexts, self.eos).trimmed().to(self.device)
         check_fits(contexts, 0, self.max_length)
-        log_p = self._next(contexts)[0]
+        log_p = steps.predict_next(self.model, contexts)[0]
         return log_p if self._edit is None else applied(self._edit(contexts, 0), log_p)
 
     def sample(
@@ -234,7 +207,9 @@ class HuggingFaceLM:
         def begin(some: slice) -> Callable[[int], Stepping]:
             return self._stepping(readable[some], space.length, layers)
 
-        contexts_at_once = self._contexts_at_once(readable)
+        # as many contexts as their keys and values fit
+        each = 2 * self.num_layers * self.width * readable.tokens.shape[1] * self.model.dtype.itemsize
+        contexts_at_once = max(1, _PREFIXES // int(each))
         if self._fast is not None:
             contexts_at_once = min(contexts_at_once, self._fast.contexts_at_once(num, space.length))
         sizes = {"rows": self._rows_at_once(space.length), "most_contexts": contexts_at_once}
@@ -244,30 +219,20 @@ class HuggingFaceLM:
         """Read contexts once, for steppers of any number of their candidates."""
         edit = self._edits(contexts, length)
         if not self.shares_prefix:
-            return lambda count: _edited(PlainStepper(partial(self._next, layers=layers), contexts, count), edit())
-        first = read(self.model, contexts, layers)
+            plain = partial(steps.predict_next, self.model, layers=layers)
+            return lambda count: _edited(PlainStepper(plain, contexts, count), edit())
+        first = steps.read(self.model, contexts, layers)
         if self._fast is not None:
             return self._fast.starting(first, length, layers, edit)
-        return lambda count: _edited(SharedStepper(self.model, first, count, length, layers), edit())
+        return lambda count: _edited(steps.SharedStepper(self.model, first, count, length, layers), edit())
 
     def _rows_at_once(self, length: int) -> int:
         if self._fast is not None:
-            return self._fast.rows_at_once(length)
+            return rows_at_once(self._fast.network, length)
         return max(1, min(_ROWS, _LOGITS // self.vocab_size))
 
-    def _contexts_at_once(self, contexts: Sequences) -> int:
-        """Return the number of contexts whose keys and values fit."""
-        each = 2 * self.num_layers * self.width * contexts.tokens.shape[1] * self.model.dtype.itemsize
-        return max(1, _PREFIXES // int(each))
-
-    def _next(self, contexts: Sequences, layers: tuple[int, ...] = ()) -> Next:
-        """Compute log P of the next token, and the states [B, K, H] that predict it."""
-        last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
-        out = self.model(contexts.tokens, use_cache=False, logits_to_keep=last.unique(), **show)
-        return log_softmax(at(out.logits, last)), states_at(out, layers, contexts.tokens)[row_numbers(last), last]
-
     def _log_prob_shared(self, x: Continuations, rows: int) -> Float[Tensor, "B N"]:
-        log_first, prefix, _ = read(self.model, x.contexts)
+        log_first, prefix, _ = steps.read(self.model, x.contexts)
         parts = [x.candidates(slice(n, n + rows)) for n in range(0, x.shape[1], rows)]
         return torch.cat([self._after(prefix, log_first, part) for part in parts], dim=1)
 
@@ -280,32 +245,32 @@ class HuggingFaceLM:
         """Return what traces continuations of these contexts, which are read once where that can be."""
         edit = self._edits(contexts, length)
         if not self.shares_prefix:
-            return lambda x: trace_whole(self.model, layers, x, edit())
-        first = read(self.model, contexts, layers)
-        return lambda x: trace_after(self.model, first, layers, x, edit())
+            return lambda x: steps.trace_whole(self.model, layers, x, edit())
+        first = steps.read(self.model, contexts, layers)
+        return lambda x: steps.trace_after(self.model, first, layers, x, edit())
 
     def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
         """Compute log P of continuations whose contexts have been read."""
         B, N, L = x.tokens.shape
         values = log_first.gather(1, x.tokens[:, :, 0]).unsqueeze(-1)
         if L > 1:
-            logits = later(self.model, prefix, x).logits
-            rest = picked(logits, x.tokens[:, :, 1:].flatten(0, 1)).view(B, N, L - 1)
+            logits = steps.later(self.model, prefix, x).logits
+            rest = steps.picked(logits, x.tokens[:, :, 1:].flatten(0, 1)).view(B, N, L - 1)
             values = torch.cat([values, rest], dim=-1)
         return sum_tokens(values, x.mask)
 
     @torch.no_grad()
     def _shared_equals_plain(self) -> bool:
         """Check that this architecture gives the same numbers both ways."""
-        x = telling_example(self.model)
+        x = steps.telling_example(self.model)
         if self.max_length is not None and self.max_length < x.joined().tokens.shape[1]:
             return False
         try:
-            shared, plain = self._log_prob_shared(x, rows=8), log_prob_whole(self.model, x, rows=8)
+            shared, plain = self._log_prob_shared(x, rows=8), steps.log_prob_whole(self.model, x, rows=8)
         except (NotImplementedError, TypeError, AttributeError, RuntimeError, IndexError):
             return False
-        return torch.allclose(shared, plain, rtol=0, atol=TOLERANCE)
+        return torch.allclose(shared, plain, rtol=0, atol=steps.TOLERANCE)
 
 
-def _edited(stepper: SharedStepper | PlainStepper, edit: Edit | None) -> Stepping:
+def _edited(stepper: steps.SharedStepper | PlainStepper, edit: Edit | None) -> Stepping:
     return stepper if edit is None else EditedStepper(stepper, edit)

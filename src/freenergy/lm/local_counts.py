@@ -19,10 +19,10 @@ from jaxtyping import Float64, Int64, Integer
 from safetensors.numpy import save_file
 
 from freenergy.core.files import atomic_write, fingerprint, read_arrays
-from freenergy.core.progress import Progress, Silent
+from freenergy.core.progress import SILENT, Progress
 from freenergy.lm.ngram import NgramLM, NgramTable
+from freenergy.lm.ngram_counts import find
 
-_SILENT = Silent()
 _NGRAM, _DOCUMENTS = "ngram", "documents.safetensors"
 
 
@@ -54,7 +54,7 @@ class LocalCounts:
         eos: int,
         order: int,
         tokenizer: str | None = None,
-        progress: Progress = _SILENT,
+        progress: Progress = SILENT,
     ) -> "LocalCounts":
         """Count a stream of documents, each followed by EOS; order 0 or 1 counts single tokens."""
         sizes = {"vocab_size": vocab_size, "eos": eos, "order": max(1, order)}
@@ -95,7 +95,7 @@ class LocalCounts:
         suffix = np.zeros(len(p), dtype=np.int64)  # of a single token: the empty string
         for table in self.ngrams.tables[1:]:
             context, token = np.divmod(table.keys, V)
-            node = shorter.find(suffix[context] * V + token)
+            node = find(shorter.keys, suffix[context] * V + token)
             passed = table.rest[context] * p[node]
             found.append(Gains(table, token, np.log1p(table.direct[:-1] / passed)))
             shorter, suffix, p = table, node, table.direct[:-1] + passed

@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.core.truncation import normalised
 from freenergy.lm.activations import Recorder
-from freenergy.lm.continuation_cache import continuation_cache
 from freenergy.lm.editing import Edit, applied, applied_after
 from freenergy.lm.shared_prefix import Prefix, attending_to
-from freenergy.lm.stepping import exchanged, sum_tokens
+from freenergy.lm.stepping import Next, exchanged, sum_tokens
 
 TOLERANCE = 5e-4  # nats by which two ways of reading may differ on the telling example
 
@@ -32,13 +32,51 @@ class First(NamedTuple):
 
 
 @final
+class _ContinuationLayer(CacheLayerMixin):
+    """Keys and values of the continuations in one layer, in memory that is allocated once."""
+
+    is_sliding = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.length = length
+        self.filled = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        R, K, _, _ = key_states.shape
+        self.keys = key_states.new_empty(R, K, self.length, key_states.shape[-1])
+        self.values = value_states.new_empty(R, K, self.length, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        end = self.filled + key_states.shape[2]
+        self.keys[:, :, self.filled : end] = key_states
+        self.values[:, :, self.filled : end] = value_states
+        self.filled = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.filled + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def get_max_length(self) -> int:
+        return self.length
+
+
+@final
 class SharedStepper:
     """Reads one token of each row at a time; the prefix stays in one copy."""
 
     def __init__(self, model: PreTrainedModel, first: First, num: int, length: int, layers: tuple[int, ...]) -> None:
         self.model, self.log_first, self.prefix, self.layers = model, first.log_p, first.prefix, layers
         self.states = first.states.unsqueeze(1)
-        self.cache = continuation_cache(len(first.prefix.keys), length)
+        self.cache = Cache(layers=[_ContinuationLayer(length) for _ in first.prefix.keys])
         self.place = first.prefix.lengths.repeat_interleave(num).unsqueeze(1)
 
     def first(self) -> Float[Tensor, "B V"]:
@@ -64,11 +102,18 @@ class SharedStepper:
 
 def read(model: PreTrainedModel, contexts: Sequences, layers: tuple[int, ...] = ()) -> First:
     """Read contexts once: log P of what comes next, and what the continuations need to remember."""
-    last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
     cache = DynamicCache()  # without the config: a sliding window is the attention's business, nothing is forgotten
-    out = model(contexts.tokens, past_key_values=cache, use_cache=True, logits_to_keep=last.unique(), **show)
-    log_first, prefix = log_softmax(at(out.logits, last)), Prefix.from_cache(cache, contexts.lengths)
-    return First(log_first, prefix, states_at(out, layers, contexts.tokens)[row_numbers(last), last])
+    log_first, states = predict_next(model, contexts, layers, past_key_values=cache, use_cache=True)
+    return First(log_first, Prefix.from_cache(cache, contexts.lengths), states)
+
+
+def predict_next(
+    model: PreTrainedModel, contexts: Sequences, layers: tuple[int, ...] = (), *, use_cache: bool = False, **cache: Any
+) -> Next:
+    """Compute log P of the next token, and the states [B, K, H] that predict it."""
+    last, show = contexts.lengths - 1, {"output_hidden_states": bool(layers)}
+    out = model(contexts.tokens, use_cache=use_cache, logits_to_keep=last.unique(), **show, **cache)
+    return log_softmax(at(out.logits, last)), states_at(out, layers, contexts.tokens)[row_numbers(last), last]
 
 
 def later(model: PreTrainedModel, prefix: Prefix, x: Continuations, *, shows: bool = False) -> Any:

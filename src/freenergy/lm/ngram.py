@@ -2,49 +2,40 @@
 
     p_k(w | h) = (a(hw) − D_k(a(hw))) / a(h·) + γ(h) · p_{k−1}(w | h′),      p_0(w) = 1 / V
     γ(h) = Σ_w D_k(a(hw)) / a(h·)       the mass that discounting takes, so that Σ_w p_k(w | h) = 1
-
-h holds k − 1 tokens, h′ is h without its first; a are the adjusted counts of ``ngram_counts``, a(h·) their sum over
-the tokens that follow h. Where h was never seen, p_k(w | h) = p_{k−1}(w | h′). D_k(1), D_k(2) and D_k(3 or more) come
-from t_i, the number of k-grams that have the count i:
-
     D_k(i) = i − (i + 1) · Y · t_{i+1} / t_i,      Y = t_1 / (t_1 + 2 t_2)
 
-A context never reaches back beyond the last EOS. An empty one is the start of a document; a short one without EOS is
-the middle of a document of which nothing more is known.
+h holds k − 1 tokens, h′ is h without its first; a are the adjusted counts of ``ngram_counts``, a(h·) their sum over
+the tokens that follow h; t_i is the number of k-grams that have the count i, D_k(3) is for 3 or more. Where h was never
+seen, p_k(w | h) = p_{k−1}(w | h′). A context never reaches back beyond the last EOS. An empty one is the start of a
+document; a short one without EOS is the middle of a document of which nothing more is known.
 
-In memory an n-gram takes 20 bytes and a context of up to n − 1 tokens 16 more, all in float64.
 Legend: R strings of T tokens, V vocabulary, n order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64, Integer
-from safetensors import SafetensorError
+from jaxtyping import Float, Float64, Int, Int64, Integer
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
-from freenergy.core.progress import Progress, Silent
+from freenergy.core.files import atomic_write, corruption_as_user_error, fingerprint, read_json, write_json
+from freenergy.core.progress import SILENT, Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
-from freenergy.lm.ngram_counts import CountLevel, NgramCounts, count
-from freenergy.lm.stepping import in_chunks, started, sum_tokens
+from freenergy.lm.ngram_counts import NONE, CountLevel, NgramCounts, count, find
+from freenergy.lm.stepping import in_chunks, sum_tokens
 
-_SILENT = Silent()
-_KIND = "ngram"
 _ARRAYS, _CONFIG = "ngram.safetensors", "config.json"
 _REMEDY = "fit the model again, or copy the whole folder from where it was made"
-_NONE = -1  # the token before a known string begins, and the node of a string that was never seen
 _FALLBACK = (0.5, 1.0, 1.5)
 _NUMBERS = 2**24  # log-probabilities held at once while sampling: 128 MB
 
@@ -64,13 +55,8 @@ def discounts(counts: Integer[np.ndarray, " nodes"]) -> Float64[np.ndarray, " 4"
     return np.array([0.0, *_FALLBACK])
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class NgramTable:
-    """Order k as it is read: what contexts of k − 1 tokens say of the next token.
-
-    ``direct`` and ``rest`` end with the entry of the node −1, which was never seen.
-    """
+class NgramTable(NamedTuple):
+    """Order k as it is read: what contexts of k − 1 tokens say of the next; the last entry is that of node −1."""
 
     keys: Int64[np.ndarray, " nodes"]  # context · V + token, ascending
     direct: Float64[np.ndarray, " nodes+1"]  # (a(hw) − D) / a(h·), and 0
@@ -88,28 +74,13 @@ class NgramTable:
         first = np.cumsum(np.bincount(context + 1, minlength=num_contexts + 1))
         return cls(level.keys, np.append(direct, 0.0), np.append(rest, 1.0), first)
 
-    def find(self, keys: Int64[np.ndarray, "*places"]) -> Int64[np.ndarray, "*places"]:
-        """Return the node of each key, or −1."""
-        if len(self.keys) == 0:  # no document is as long as this order
-            return np.full_like(keys, _NONE)
-        node = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[node] == keys, node, _NONE)
-
     def children(self, contexts: Int64[np.ndarray, " R"]) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " m"]]:
         """Find all nodes below the known contexts, each with the row of its context."""
         begin, end = self.first[contexts], self.first[contexts + 1]
-        size = np.where(contexts == _NONE, 0, end - begin)
+        size = np.where(contexts == NONE, 0, end - begin)
         rows = np.repeat(np.arange(len(contexts)), size)
         inside = np.arange(len(rows)) - np.repeat(np.cumsum(size) - size, size)
         return rows, begin[rows] + inside
-
-
-class _Order(NamedTuple):
-    """Strings as order k sees them."""
-
-    table: NgramTable
-    context: Int64[np.ndarray, "R places"]  # node of the k − 1 tokens before each place, and before the next token
-    node: Int64[np.ndarray, "R T"]  # node of the k tokens that end at each place
 
 
 @final
@@ -126,17 +97,10 @@ class NgramLM:
     draws_here = True
 
     def __init__(self, counts: NgramCounts, *, tokenizer: str | None = None) -> None:
-        self.counts = counts
-        self.tokenizer = tokenizer
-        self.vocab_size = counts.vocab_size
-        self.eos = counts.eos
-        self.order = counts.order
-        self.max_length = None
-        num_contexts = [1, *map(len, counts.levels[:-1])]
-        self.tables = [
-            NgramTable.smooth(level, num, self.vocab_size)
-            for level, num in zip(counts.levels, num_contexts, strict=True)
-        ]
+        self.counts, self.tokenizer, self.max_length = counts, tokenizer, None
+        self.vocab_size, self.eos, self.order = counts.vocab_size, counts.eos, counts.order
+        sizes = zip(counts.levels, counts.num_contexts, strict=True)
+        self.tables = [NgramTable.smooth(level, num, self.vocab_size) for level, num in sizes]
         unigram = self.tables[0]
         self.p1 = np.full(self.vocab_size, unigram.rest[0] / self.vocab_size)
         self.p1[unigram.keys] += unigram.direct[:-1]
@@ -150,10 +114,10 @@ class NgramLM:
         eos: int,
         order: int = 5,
         tokenizer: str | None = None,
-        progress: Progress = _SILENT,
+        progress: Progress = SILENT,
     ) -> "NgramLM":
         """Count a stream of documents, each followed by EOS; ``tokenizer`` is the fingerprint of what made the ids."""
-        counts = count(stream, vocab_size=vocab_size, eos=eos, order=order, progress=progress)
+        counts, _ = count(stream, vocab_size=vocab_size, eos=eos, order=order, progress=progress)
         return cls(counts, tokenizer=tokenizer)
 
     @cached_property
@@ -164,14 +128,12 @@ class NgramLM:
     def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Compute log P_LM(x | c)."""
         B, N, L = x.tokens.shape
-        tail = self._tail(x.contexts)
-        tokens = self._known(x.tokens, x.mask).reshape(B * N, L)
-        strings = np.concatenate([np.repeat(tail, N, axis=0), tokens], axis=1)
+        strings = self.counts.strings(x, self.order - 1)
         p = np.full(strings.shape, 1 / self.vocab_size)
-        for table, context, node in self._walk(strings):
+        for table, (context, node) in zip(self.tables, self.counts.walk(strings), strict=True):
             p *= table.rest[context[:, :-1]]
             p += table.direct[node]
-        log_p = torch.from_numpy(np.log(p[:, tail.shape[1] :]).reshape(B, N, L)).to(x.tokens.device)
+        log_p = torch.from_numpy(np.log(p[:, self.order - 1 :]).reshape(B, N, L)).to(x.tokens.device)
         return sum_tokens(log_p, x.mask)
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
@@ -184,8 +146,7 @@ class NgramLM:
         """Draw ``num`` independent continuations of each context."""
 
         def read(some: slice) -> Callable[[int], _NgramStepper]:
-            stepper = partial(_NgramStepper, self, self._tail(contexts[some]), contexts.tokens.device)
-            return lambda count: stepper()
+            return lambda count: self.stepper(contexts[some], count, space.length)
 
         return in_chunks(read, contexts, num, space, rng, truncation, rows=max(1, _NUMBERS // self.vocab_size))
 
@@ -198,22 +159,20 @@ class NgramLM:
         with atomic_write(folder / _ARRAYS) as aside:
             save_file(self.counts.arrays(), aside)
         sizes = {"vocab_size": self.vocab_size, "eos": self.eos, "order": self.order}
-        names = {"kind": _KIND, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
+        names = {"kind": self.kind, "tokenizer": self.tokenizer, "fingerprint": self.fingerprint}
         write_json(folder / _CONFIG, sizes | names)
 
     @classmethod
     def from_pretrained(cls, folder: Path) -> "NgramLM":
         """Read what ``save`` wrote."""
-        config, path = _read_config(folder / _CONFIG), folder / _ARRAYS
-        try:
+        config, path = read_json(folder / _CONFIG), folder / _ARRAYS
+        if (kind := config.get("kind")) != cls.kind:
+            raise UserError(
+                f"{folder / _CONFIG} describes a model of kind {kind!r}: give the folder of an n-gram model"
+            )
+        with corruption_as_user_error(path, _REMEDY):
             sizes = {name: int(config[name]) for name in ("vocab_size", "eos", "order")}
             counts = NgramCounts.from_arrays(load_file(path), **sizes)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}: {_REMEDY}") from None
-        except SafetensorError as error:
-            raise UserError(f"{path} is cut short or damaged ({error}): {_REMEDY}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} and {_CONFIG} do not hold an n-gram model ({error!r}): {_REMEDY}") from None
         tokenizer = config.get("tokenizer")
         if _fingerprint(counts, tokenizer) != config.get("fingerprint"):
             raise UserError(f"{path} is not what {_CONFIG} next to it describes: {_REMEDY}")
@@ -231,7 +190,7 @@ class NgramLM:
 
     def ends(self, contexts: Sequences) -> list[Int64[np.ndarray, " B"]]:
         """Return the nodes of the last 1 … n − 1 tokens of each context, −1 where they were never seen."""
-        return [context[:, -1] for _, context, _ in list(self._walk(self._tail(contexts)))[1:]]
+        return [context[:, -1] for context, _ in list(self.counts.walk(self._tail(contexts)))[1:]]
 
     def ends_after(
         self, ends: Sequence[Int64[np.ndarray, " R"]], tokens: Int64[np.ndarray, " R"]
@@ -239,43 +198,18 @@ class NgramLM:
         """Return the same once a token of each string has been read."""
         before = [np.zeros_like(tokens), *ends][: len(ends)]
         return [
-            table.find(np.where(node == _NONE, _NONE, node * self.vocab_size + tokens))
+            find(table.keys, np.where(node == NONE, NONE, node * self.vocab_size + tokens))
             for table, node in zip(self.tables, before, strict=False)
         ]
 
     def _tail(self, contexts: Sequences) -> Int64[np.ndarray, "B tail"]:
-        """Return the last n − 1 tokens of each context, with nothing before a short one."""
-        contexts = started(contexts, self.eos)
-        tokens = self._known(contexts.tokens, contexts.mask)
-        place = contexts.lengths.cpu().numpy()[:, None] + np.arange(1 - self.order, 0)
-        return np.where(place < 0, _NONE, np.take_along_axis(tokens, np.maximum(place, 0), axis=1))
-
-    def _known(self, tokens: Int[Tensor, "*rows T"], mask: Bool[Tensor, "*rows T"]) -> Int64[np.ndarray, "*rows T"]:
-        """Return the ids as an array, once it is clear that the vocabulary has them; −1 at padding."""
-        strange = mask & ((tokens < 0) | (tokens >= self.vocab_size))
-        if strange.any():
-            raise UserError(
-                f"token id {int(tokens[strange][0])} is not in the vocabulary of {self.vocab_size}: "
-                "encode the text with the tokenizer that the n-gram model was fitted with"
-            )
-        return torch.where(mask, tokens.long(), _NONE).cpu().numpy()
-
-    def _walk(self, strings: Int64[np.ndarray, "R T"]) -> Iterator[_Order]:
-        """Look every place of every string up, order by order: a k-gram is a child of the one that ended before it."""
-        R, T = strings.shape
-        context = np.zeros((R, T + 1), dtype=np.int64)
-        for table in self.tables:
-            missing = (context[:, :-1] == _NONE) | (strings == _NONE)
-            node = table.find(np.where(missing, _NONE, context[:, :-1] * self.vocab_size + strings))
-            yield _Order(table, context, node)
-            # a longer n-gram that ends with EOS has no children, so no context reaches back beyond EOS
-            context = np.concatenate([np.full((R, 1), _NONE), node], axis=1)
+        return self.counts.tail(contexts, self.order - 1)
 
     def _next(self, tail: Int64[np.ndarray, "R tail"]) -> Float64[np.ndarray, "R V"]:
         """Compute log P of every next token: p_1 times all γ, plus what longer contexts add for tokens they saw."""
         passed = np.ones(len(tail))  # the product of γ over the orders above
         parts = []
-        for table, context, _ in reversed(list(self._walk(tail))[1:]):
+        for table, (context, _) in list(zip(self.tables, self.counts.walk(tail), strict=True))[:0:-1]:
             rows, nodes = table.children(context[:, -1])
             cells = rows * self.vocab_size + table.keys[nodes] % self.vocab_size
             parts.append((cells, passed[rows] * table.direct[nodes]))
@@ -292,9 +226,8 @@ class _NgramStepper:
     """Keeps the last n − 1 tokens of each candidate."""
 
     def __init__(self, lm: NgramLM, tail: Int64[np.ndarray, "B tail"], device: torch.device) -> None:
-        self._lm = lm
+        self._lm, self._device = lm, device
         self._tail = tail[:, None]  # [B, 1, n − 1], and [B, N, n − 1] after the first step
-        self._device = device
 
     def first(self) -> Float[Tensor, "B V"]:
         return torch.from_numpy(self._lm._next(self._tail[:, 0])).to(self._device)
@@ -313,12 +246,4 @@ class _NgramStepper:
 
 
 def _fingerprint(counts: NgramCounts, tokenizer: str | None) -> str:
-    return fingerprint({"kind": _KIND, "counts": counts.fingerprint, "tokenizer": tokenizer})
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
-    kind = config.get("kind")
-    if kind != _KIND:
-        raise UserError(f"{path} describes a model of kind {kind!r}: give the folder of an n-gram model")
-    return config
+    return fingerprint({"kind": NgramLM.kind, "counts": counts.fingerprint, "tokenizer": tokenizer})

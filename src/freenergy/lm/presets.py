@@ -2,18 +2,27 @@
 
     parameters ≈ V·d + layers · (4·d² + 2·d·d_ff)        (embeddings tied to the output)
 
-``paper-12l``, ``paper-24l``, ``balm-12l`` and ``balm-24l`` are the sizes of Table 1 of Deng et al. (2020), for their
-vocabulary of 50,096. The paper gives d = 1,568 for BALM, which by this formula is 433 M parameters and not its 408 M;
-we keep the count, and take the width of 16 equal heads that comes nearest to it. So do the 24-layer models, for which
-the paper gives no width. ``tr-base`` and ``tr-xl`` are Table 6 of Wang et al. (2022); the second is meant for a memory.
+``paper-…`` and ``balm-…`` are Table 1 of Deng et al. (2020), for their vocabulary of 50,096. The paper gives d = 1,568
+for BALM, which is 433 M parameters and not its 408 M; we keep the count, with the width of 16 equal heads that comes
+nearest to it, as for the 24-layer models, whose width it does not give. ``tr-…`` are Table 6 of Wang et al. (2022).
+
+What it costs to read a token follows from the configuration alone:
+
+    FLOPs of a token with T tokens in sight = 2·W + 4·layers·a·T,      of its prediction + 2·d·V
+
+W are the weights that every token is multiplied with (all linear layers but the one that predicts), a = heads · size of
+a head. Attention is counted over all T; mixtures of experts do less than this says.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
+from torch import nn
 
-from freenergy.core.errors import UserError
+from freenergy.core.errors import UserError, first_line
+from freenergy.core.files import corruption_as_user_error
 from freenergy.core.rng import Rng
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Preset:
     """The shape of a decoder-only transformer."""
 
@@ -37,9 +46,9 @@ class Preset:
         """Return the Hugging Face configuration."""
         from transformers import GPT2Config, GPTNeoXConfig
 
+        tokens: dict[str, Any] = {"vocab_size": vocab_size, "bos_token_id": eos, "eos_token_id": eos}
         if self.family == "neox":
             return GPTNeoXConfig(
-                vocab_size=vocab_size,
                 hidden_size=self.width,
                 intermediate_size=self.feedforward,
                 num_hidden_layers=self.layers,
@@ -48,11 +57,9 @@ class Preset:
                 attention_dropout=dropout,
                 hidden_dropout=dropout,
                 tie_word_embeddings=True,
-                bos_token_id=eos,
-                eos_token_id=eos,
+                **tokens,
             )
         return GPT2Config(
-            vocab_size=vocab_size,
             n_embd=self.width,
             n_inner=self.feedforward,
             n_layer=self.layers,
@@ -61,32 +68,19 @@ class Preset:
             resid_pdrop=dropout,
             embd_pdrop=dropout,
             attn_pdrop=dropout,
-            bos_token_id=eos,
-            eos_token_id=eos,
+            **tokens,
         )
 
 
-def _paper(layers: int, width: int, about: str) -> Preset:
-    return Preset(family="gpt2", layers=layers, heads=16, width=width, feedforward=4 * width, context=256, about=about)
-
-
-PRESETS = {
-    "tiny": Preset(
-        family="neox", layers=2, heads=4, width=256, feedforward=1024, context=256, about="minutes on two cores"
-    ),
-    "small": Preset(
-        family="neox", layers=6, heads=8, width=384, feedforward=1536, context=512, about="an hour on two cores"
-    ),
-    "tr-base": Preset(
-        family="gpt2", layers=6, heads=8, width=512, feedforward=2048, context=512, about="Tr-Base of Wang et al. 2022"
-    ),
-    "tr-xl": Preset(
-        family="neox", layers=16, heads=10, width=410, feedforward=2100, context=512, about="Tr-XL of Wang et al. 2022"
-    ),
-    "paper-12l": _paper(12, 1024, "BASE LM of Deng et al. 2020, 203 M"),
-    "paper-24l": _paper(24, 752, "BASE LM-24L of Deng et al. 2020, 203 M"),
-    "balm-12l": _paper(12, 1520, "BALM of Deng et al. 2020, 408 M"),
-    "balm-24l": _paper(24, 1104, "BALM-24L of Deng et al. 2020, 408 M"),
+PRESETS = {  # family, layers, heads, width, feedforward, context, about
+    "tiny": Preset("neox", 2, 4, 256, 1024, 256, "minutes on two cores"),
+    "small": Preset("neox", 6, 8, 384, 1536, 512, "an hour on two cores"),
+    "tr-base": Preset("gpt2", 6, 8, 512, 2048, 512, "Tr-Base of Wang et al. 2022"),
+    "tr-xl": Preset("neox", 16, 10, 410, 2100, 512, "Tr-XL of Wang et al. 2022"),
+    "paper-12l": Preset("gpt2", 12, 16, 1024, 4096, 256, "BASE LM of Deng et al. 2020, 203 M"),
+    "paper-24l": Preset("gpt2", 24, 16, 752, 3008, 256, "BASE LM-24L of Deng et al. 2020, 203 M"),
+    "balm-12l": Preset("gpt2", 12, 16, 1520, 6080, 256, "BALM of Deng et al. 2020, 408 M"),
+    "balm-24l": Preset("gpt2", 24, 16, 1104, 4416, 256, "BALM-24L of Deng et al. 2020, 408 M"),
 }
 
 
@@ -123,3 +117,55 @@ def count_parameters(config: "PreTrainedConfig") -> int:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return sum(weight.numel() for weight in model.parameters())
+
+
+class Shape(NamedTuple):
+    """The sizes of a transformer that costs depend on."""
+
+    layers: int
+    attention: int  # a
+    width: int  # d
+    weights: int  # W
+    parameters: int  # with embeddings
+    vocab_size: int  # V
+
+    def reading(self, tokens: float | int, seen: float | int) -> float:
+        """Return the FLOPs to read ``tokens`` tokens, each with ``seen`` tokens in sight."""
+        return tokens * (2.0 * self.weights + 4.0 * self.layers * self.attention * seen)
+
+    def predicting(self, tokens: float | int) -> float:
+        """Return the FLOPs of the logits of ``tokens`` tokens."""
+        return tokens * 2.0 * self.width * self.vocab_size
+
+
+def shape_of(config: "PreTrainedConfig") -> Shape:
+    """Return the shape of a network with this configuration; nothing is allocated."""
+    from transformers import AutoModel
+    from transformers.pytorch_utils import Conv1D
+
+    text = config.get_text_config()
+    with torch.device("meta"):
+        trunk = AutoModel.from_config(config)
+    linear = [module for module in trunk.modules() if isinstance(module, nn.Linear | Conv1D)]
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return Shape(
+        layers=text.num_hidden_layers,
+        attention=heads * size,
+        width=text.hidden_size,
+        weights=sum(module.weight.numel() for module in linear),
+        parameters=sum(weight.numel() for weight in trunk.parameters()),
+        vocab_size=text.vocab_size,
+    )
+
+
+def shape_in(folder: Path) -> Shape:
+    """Return the shape of a checkpoint."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder} has no readable config ({first_line(error)}): give a checkpoint's folder") from None
+    with corruption_as_user_error(folder, "give another checkpoint"):
+        return shape_of(config)

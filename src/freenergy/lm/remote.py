@@ -3,12 +3,9 @@
     x_t ~ q(· | c, x_<t) on the server,   log_base = Σ_t log P(x_t | c, x_<t),   log_proposal = Σ_t log q(x_t | c, x_<t)
 
 Any server that speaks ``/v1/completions`` with token ids as prompts and log-probabilities of the raw logits will do:
-vLLM, llama.cpp's ``llama-server``. ``log_proposal`` is exact or refused; see ``remote_proposal``. Probabilities sum to
-one as well as the server's softmax does: llama.cpp adds 49,152 of them in float32, and they sum to 1.0002.
-
-Each candidate is a request of its own with a seed of its own, ``rng.child("remote", b, n, t).integer()`` cut to 31
-bits: the same ``Rng`` gives the same request seeds whatever the batch around a candidate. Whether equal seeds give
-equal text is up to the server (batching changes the last bits of a GPU's sums).
+vLLM, llama.cpp's ``llama-server``. ``log_proposal`` is exact or refused; see ``remote_scoring``. Each candidate is a
+request with a seed of its own, ``rng.child("remote", b, n, t).integer()`` cut to 31 bits, whatever the batch around it;
+whether equal seeds give equal text is up to the server.
 
 A server stops at EOS; where the space continues, so does the next request. ``ignore_eos`` is never sent: to vLLM it
 means "continue after EOS", to llama.cpp "never draw EOS", which is another law.
@@ -21,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 import httpx
 import torch
@@ -36,8 +33,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.completions import Answer, Completions, CompletionStep
-from freenergy.lm.remote_proposal import ROUNDING, check_knowable, list_size, log_proposal, tail
-from freenergy.lm.remote_scoring import Scoring
+from freenergy.lm.remote_scoring import ROUNDING, Scoring, check_knowable, log_proposal, tail
 from freenergy.lm.stepping import check_fits, started
 
 _ENOUGH = 10  # steps: that many lists in a row do not sum to one by chance
@@ -47,9 +43,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Draw:
+class _Draw(NamedTuple):
     """One candidate; ``tail`` is the largest probability that any of its lists left out."""
 
     tokens: list[int]
@@ -87,13 +81,8 @@ class RemoteLM:
     scoring: Scoring = field(init=False)
 
     def __post_init__(self) -> None:
-        server = Completions(
-            url=self.url,
-            model=self.model,
-            api_key=self.api_key,
-            timeout_seconds=self.timeout_seconds,
-            attempts=self.attempts,
-        )
+        shared = ("url", "model", "api_key", "timeout_seconds", "attempts")
+        server = Completions(**{name: getattr(self, name) for name in shared})
         object.__setattr__(self, "server", server)
         object.__setattr__(self, "scoring", Scoring(server=server, vocab_size=self.vocab_size, eos=self.eos))
         if not 0 <= self.eos < self.vocab_size:
@@ -166,7 +155,7 @@ class RemoteLM:
     ) -> "_Draw":
         """Draw one candidate, in as many requests as the server needs."""
         context, rng = job
-        size = list_size(truncation, vocab_size=self.vocab_size, most_log_probs=self.most_log_probs)
+        size = 1 if truncation.is_identity else min(truncation.top_k or self.most_log_probs, self.vocab_size)
         kept = min(truncation.top_k or self.vocab_size, self.vocab_size)
         knobs = {"temperature": truncation.temperature, "top_p": truncation.top_p or 1.0, "top_k": kept}
         tokens: list[int] = []
@@ -233,9 +222,4 @@ class RemoteLM:
     def _each(self, work: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
         """Do the jobs several at a time; the first trouble ends them all."""
         with ThreadPoolExecutor(self.parallel) as pool:
-            futures = [pool.submit(work, job) for job in jobs]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+            return list(pool.map(work, jobs))

@@ -3,23 +3,21 @@
     softmax([q·K_p, q·K_x]) · [V_p; V_x]  =  w · softmax(q·K_p)·V_p  +  (1 − w) · softmax(q·K_x)·V_x,
     w = sigmoid(logsumexp(q·K_p) − logsumexp(q·K_x))
 
-Attention over prefix and continuation splits exactly into two parts, so the prefix part [B] is never expanded to the
-B × N rows of the continuations. The rows are causal, or they see every real token of their own in both directions;
-then the prefix, too, may be read in both directions, and what its layers computed is recorded for the continuations.
-
-The attention function is registered with transformers' ``AttentionInterface``; any model that fetches its attention
-there can use it.
+The prefix part [B] is never expanded to the B × N rows of the continuations. The rows are causal, or they see every
+real token of their own in both directions; then the prefix, too, may be read in both directions, and what its layers
+computed is recorded for the continuations. Any model that fetches its attention from transformers'
+``AttentionInterface`` can use it.
 
 Legend: B contexts, N continuations of each, R = B·N rows, H heads in K groups of G (grouped-query), P prefix tokens,
 S new tokens, T continuation tokens so far, D head width.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -36,9 +34,7 @@ _HANDLED = {
 }  # fmt: skip
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What a model remembers of B contexts: keys and values of every layer, once."""
 
     keys: list[Float[Tensor, "B K P D"]]
@@ -63,9 +59,7 @@ class _Reading:
     calls: Iterator[int] = field(default_factory=count)  # layers by the order of their calls: encoders number none
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Terms:
+class _Terms(NamedTuple):
     """What a layer asks of its attention besides a product of queries and keys."""
 
     window: int | None
@@ -92,23 +86,19 @@ def _active(model: "PreTrainedModel", reading: _Reading) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-@contextmanager
-def attending_to(prefix: Prefix, model: "PreTrainedModel") -> Iterator[None]:
+def attending_to(prefix: Prefix, model: "PreTrainedModel") -> AbstractContextManager[None]:
     """Within this block one call of the model reads ``prefix`` before its causal rows."""
-    with _active(model, _Reading(prefix)):
-        yield
+    return _active(model, _Reading(prefix))
 
 
-@contextmanager
 def seeing_both_ways(
     model: "PreTrainedModel", lengths: Int[Tensor, " R"], *, after: Prefix | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Within this block one call of the model sees every real token of a row from every other.
 
     ``lengths`` are those of the rows, padding is masked; the rows also see all of the prefix that they come ``after``.
     """
-    with _active(model, _Reading(after, lengths)):
-        yield
+    return _active(model, _Reading(after, lengths))
 
 
 @contextmanager

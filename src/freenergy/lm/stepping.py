@@ -2,9 +2,7 @@
 
     x_t ~ q(· | c, x_<t),    log_base = Σ_t log P_LM(x_t | c, x_<t),    log_proposal = Σ_t log q(x_t | c, x_<t)
 
-where q is the truncation of P_LM.
-
-The sum runs over the tokens of x, EOS included; what is drawn after EOS is thrown away. Sums are float64.
+q is the truncation of P_LM. The sums, in float64, run over the tokens of x, EOS included.
 """
 
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 
+Record = Callable[[Tensor, Tensor, Tensor], None]  # takes log P [B, N, V], the tokens drawn [B, N], which still run
 Next = tuple[Float[Tensor, "B V"], Float[Tensor, "B K H"]]  # log P of what comes next, and the states that say so
 
 
@@ -29,32 +28,23 @@ class Stepper(Protocol):
 
     def first(self) -> Float[Tensor, "B V"]:
         """Compute log P(v | c): one row per context, since all its candidates begin alike."""
-        ...
 
     def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
         """Append a token to each candidate; log P(v | c, x so far)."""
-        ...
-
-
-@runtime_checkable
-class ExchangingStepper(Stepper, Protocol):
-    """A stepper whose candidates can take each other's place."""
 
     def select(self, rows: Int[Tensor, "B N"]) -> None:
         """Replace candidate n of context b by candidate rows[b, n] of that context."""
-        ...
 
 
 @runtime_checkable
 class SteppingLM(Protocol):
     """A language model that has a stepper of its own, faster than reading everything again."""
 
-    def stepper(self, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
+    def stepper(self, contexts: Sequences, num: int, length: int) -> Stepper:
         """Return a stepper at the start of ``num`` continuations of each context, of at most ``length`` tokens."""
-        ...
 
 
-def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> ExchangingStepper:
+def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> Stepper:
     """Return a stepper of any language model: its own, or one that reads whole strings by ``next_log_probs``."""
     if isinstance(lm, SteppingLM):
         return lm.stepper(contexts, num, length)
@@ -66,22 +56,6 @@ def begin(lm: LanguageModel, contexts: Sequences, num: int, length: int) -> Exch
         return log_p, log_p.new_zeros(len(strings), 0, 0)
 
     return PlainStepper(read, readable, num)
-
-
-@torch.no_grad()
-def log_proposal(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B N"]:
-    """Compute log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
-    B, N, L = x.tokens.shape
-    stepper = begin(lm, x.contexts, N, max(L, 1))
-    log_q = truncation(stepper.first().unsqueeze(1).expand(B, N, -1))
-    total, mask = torch.zeros(B, N, dtype=torch.float64), x.mask.cpu()
-    for t in range(L):
-        token = x.tokens[:, :, t]
-        step = log_q.gather(-1, token.unsqueeze(-1).to(log_q.device))[..., 0].double().cpu()
-        total += torch.where(mask[:, :, t], step, 0.0)
-        if t + 1 < L:
-            log_q = truncation(stepper.step(token))
-    return total
 
 
 @final
@@ -137,6 +111,7 @@ class Walk:
         self._running = torch.ones(B, num, dtype=torch.bool, device=device)
         self.log_base = torch.zeros(B, num, dtype=sum_dtype(device), device=device)
         self.log_proposal = torch.zeros_like(self.log_base)
+        self.record: Record | None = None  # sees every token that is drawn
 
     def go_to(self, length: int) -> None:
         """Draw until every continuation has ``length`` tokens, or has ended."""
@@ -147,6 +122,8 @@ class Walk:
                 self._log_p = self._stepper.step(self._last)
             log_q = self._truncation(self._log_p)
             self._last = chosen = self._rows.categorical(log_q)
+            if self.record is not None:
+                self.record(self._log_p, chosen, self._running)
             self._tokens[:, :, t] = chosen * self._running
             self.log_base += _picked(self._log_p, chosen) * self._running
             self.log_proposal += _picked(log_q, chosen) * self._running
@@ -154,9 +131,13 @@ class Walk:
                 self._running = self._running & (chosen != self._space.eos)
         self._length = length
 
+    def finish(self) -> Draws:
+        """Draw what is left."""
+        self.go_to(self._space.length)
+        return Draws(self.x, self.log_base, self.log_proposal)
+
     def select(self, rows: Int[Tensor, "B N"]) -> None:
         """Replace candidate n of context b by candidate rows[b, n]; it continues with its own randomness."""
-        assert isinstance(self._stepper, ExchangingStepper), "a stepper from ``begin`` can exchange its candidates"
         rows = rows.to(self._tokens.device)
         self._stepper.select(rows)
         for name in ("_tokens", "_last", "_running", "log_base", "log_proposal"):
@@ -173,9 +154,7 @@ def ancestral(
     stepper: Stepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
 ) -> Draws:
     """Draw ``num`` continuations of each context, token by token."""
-    walk = Walk(stepper, contexts, num, space, rng, truncation)
-    walk.go_to(space.length)
-    return Draws(walk.x, walk.log_base, walk.log_proposal)
+    return Walk(stepper, contexts, num, space, rng, truncation).finish()
 
 
 def in_chunks(
@@ -193,8 +172,7 @@ def in_chunks(
     """Sample ancestrally with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
 
     ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates;
-    ``draw`` samples with it as ``ancestral`` does, and may look on.
-    Candidates own their randomness, so the size of the chunks changes nothing but memory.
+    ``draw`` samples with it as ``ancestral`` does. The size of the chunks changes nothing but memory.
     """
     if num < 1 or len(contexts) < 1:
         raise UserError(f"{num} continuations of {len(contexts)} contexts were asked for: ask for at least one of each")

@@ -1,9 +1,8 @@
-"""A language model that is a table: small enough to know everything about it.
+"""A language model that is a table: the oracle of the tests and the model of the first example.
 
     P_LM(x | c) = Π_t table[x_{t−k}, …, x_{t−1}][x_t]
 
-Order k, V tokens, V^k rows; before the first token the history is filled with EOS. In float64 it is the oracle that
-every formula of the package is tested against, and the model of the first example.
+Order k, V tokens, V^k rows; before the first token the history is filled with EOS.
 """
 
 from collections.abc import Callable
@@ -36,10 +35,7 @@ class TabularLM:
     draws_here = True
 
     def __init__(self, logits: Float[Tensor, "histories V"], *, eos: int) -> None:
-        self.vocab_size = logits.shape[1]
-        self.eos = eos
-        self.max_length = None
-        self.order = 0
+        self.vocab_size, self.eos, self.max_length, self.order = logits.shape[1], eos, None, 0
         while self.vocab_size**self.order < logits.shape[0]:
             self.order += 1
         if self.vocab_size**self.order != logits.shape[0] or not 0 <= eos < self.vocab_size:
@@ -73,15 +69,15 @@ class TabularLM:
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
         """Draw ``num`` independent continuations of each context."""
-        read = partial(self._read, contexts)
+
+        def read(some: slice) -> Callable[[int], _TableStepper]:
+            return partial(_TableStepper, self, contexts[some])
+
         return in_chunks(read, contexts, num, space, rng, truncation, rows=_ROWS)
 
     def stepper(self, contexts: Sequences, num: int, length: int) -> "_TableStepper":
         """Return a stepper at the start of ``num`` continuations of each context."""
         return _TableStepper(self, contexts, num)
-
-    def _read(self, contexts: Sequences, some: slice) -> Callable[[int], "_TableStepper"]:
-        return partial(_TableStepper, self, contexts[some])
 
     def _history(self, contexts: Sequences) -> Int[Tensor, "B k"]:
         """Return the last k tokens of each context, EOS before the first."""
@@ -89,7 +85,6 @@ class TabularLM:
         return torch.tensor(rows, dtype=torch.long).view(len(contexts), self.order)
 
     def _row(self, history: Int[Tensor, "*rows k"]) -> Int[Tensor, "*rows"]:
-        """Read a history as a number in base V."""
         powers = self.vocab_size ** torch.arange(self.order - 1, -1, -1)
         return (history * powers).sum(-1)
 
@@ -98,8 +93,7 @@ class TabularLM:
 class _TableStepper:
     def __init__(self, lm: TabularLM, contexts: Sequences, num: int) -> None:
         self.lm = lm
-        history = lm._history(contexts)
-        self.history = history.unsqueeze(1).expand(len(contexts), num, lm.order)
+        self.history = lm._history(contexts).unsqueeze(1).expand(len(contexts), num, lm.order)
 
     def first(self) -> Float[Tensor, "B V"]:
         return self.lm.table[self.lm._row(self.history[:, 0])]

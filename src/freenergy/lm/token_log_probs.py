@@ -2,12 +2,10 @@
 
     log P_LM(x_t | c, x_<t) at every place t, and the k likeliest tokens there
 
-The text is fed to the model's stepper token by token, so any language model will do, and no more than the predictions
-of one place are in memory at once.
+The text is fed to the model's stepper token by token, so only the predictions of one place are in memory at once.
 """
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,9 +20,7 @@ from freenergy.lm.stepping import begin
 _NUMBERS = 2**23  # log-probabilities held at once: 64 MB in float64
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class TokenLogProbs:
+class TokenLogProbs(NamedTuple):
     """Numbers of every place of B × N continuations, float64 on the CPU; 0 where there is no token."""
 
     log_prob: Float[Tensor, "batch num length"]
@@ -36,10 +32,7 @@ class TokenLogProbs:
 def token_log_probs(
     lm: LanguageModel, x: Continuations, k: int = 0, truncation: Truncation = ANCESTRAL
 ) -> TokenLogProbs:
-    """Compute log P of each token of the continuations, and the ``k`` likeliest tokens at each place.
-
-    With a ``truncation`` both are of the truncated model.
-    """
+    """Compute log P, or that of the truncated model, of each token, and the ``k`` likeliest tokens at each place."""
     if not 0 <= k <= lm.vocab_size:
         raise UserError(f"the {k} likeliest tokens were asked for: ask for 0 to {lm.vocab_size}")
     x = x.trimmed()
@@ -56,8 +49,15 @@ def token_log_probs(
     return TokenLogProbs(*(torch.cat(columns) for columns in zip(*found, strict=True)))
 
 
+@torch.no_grad()
+def log_proposal(lm: LanguageModel, x: Continuations, truncation: Truncation) -> Float[Tensor, "B N"]:
+    """Compute log q(x | c) of given continuations, float64 on the CPU: −inf where the proposal cannot draw them."""
+    if not x.tokens.shape[2]:
+        return torch.zeros(x.shape, dtype=torch.float64)
+    return _read(lm, x, 0, truncation)[0].cumsum(-1)[..., -1]
+
+
 def _read(lm: LanguageModel, x: Continuations, k: int, truncation: Truncation) -> tuple[Tensor, Tensor, Tensor]:
-    """Read all places of some continuations, one after the other."""
     B, N, L = x.tokens.shape
     stepper, columns = begin(lm, x.contexts.trimmed(), N, L), []
     log_p = stepper.first().unsqueeze(1).expand(B, N, -1)

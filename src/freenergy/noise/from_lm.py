@@ -7,14 +7,14 @@ The negatives of a window depend on the seed and on the number of the window, ne
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.rng import Rng, Rows
+from freenergy.core.rng import Rng, Streams
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
@@ -62,6 +62,46 @@ class FromLM:
         return token_log_probs(self.lm, x, truncation=self.truncation).log_prob.sum(-1)
 
 
+@final
+class Learned:
+    """Draws of a language model whose weights learn the data (dynamic noise-contrastive estimation, Wang and Ou 2018).
+
+        max over φ of   mean log q_φ(x⁺ | c)          next to the objective, in which q_φ stands without gradient
+
+    The nearer q_φ comes to the data, the more each negative teaches, and the fewer are needed. ``rate`` is its learning
+    rate relative to the energy's.
+
+    ``module`` holds the weights of ``lm``, whose ``log_prob`` carries their gradient. ``base`` scores the draws.
+    """
+
+    kind = "learned"
+
+    def __init__(
+        self, lm: LanguageModel, module: nn.Module, base: LanguageModel, space: SequenceSpace, *, rate: float = 1.0
+    ) -> None:
+        self.lm, self.module, self.base, self.space, self.rate = lm, module.requires_grad_(True), base, space, rate
+
+    def init(self, rng: Rng) -> NoiseState:
+        """Returns no state: what is learned is in the weights."""
+        return {}
+
+    @torch.no_grad()
+    def draw(
+        self, model: Model | None, state: NoiseState, data: Examples, num: int, rng: Rng
+    ) -> tuple[NoiseState, Draws]:
+        """Draws ``num`` continuations of each window's prefix from q_φ as it is now."""
+
+        def drawn(contexts: Sequences, numbers: list[int], space: SequenceSpace) -> Draws:
+            return self.lm.sample(contexts, num, space, stream_of(rng, numbers))
+
+        draws = draws_by_room(data, self.space, drawn)
+        return state, Draws(draws.x, self.base.log_prob(draws.x), draws.log_proposal)
+
+    def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:
+        """Returns log q_φ(x | c), with the gradient of φ."""
+        return self.lm.log_prob(x)
+
+
 def draws_by_room(
     data: Examples, space: SequenceSpace, drawn: Callable[[Sequences, list[int], SequenceSpace], Draws]
 ) -> Draws:
@@ -82,26 +122,12 @@ def stream_of(rng: Rng, numbers: list[int]) -> Rng:
     """Returns the stream in which context b of a batch is the window ``numbers[b]``."""
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return rng.shift(contexts=numbers[0])
-    return _Numbered(rng, numbers)
+    return _Numbered([rng.shift(contexts=number) for number in numbers])
 
 
-class _Numbered(Rng):
-    """A stream for windows that do not follow one another."""
+class _Numbered(Streams):
+    """The streams of windows that do not follow one another."""
 
-    def __init__(self, rng: Rng, numbers: list[int]) -> None:
-        super().__init__(rng.seed, rng.path, rng.origin)
-        self._rng, self._numbers = rng, numbers
-
-    def shift(self, *, contexts: int = 0, candidates: int = 0) -> "_Numbered":
-        return _Numbered(self._rng.shift(candidates=candidates), self._numbers[contexts:])
-
-    def rows(self, contexts: int, candidates: int, draws: int) -> Rows:
-        parts = [self._rng.shift(contexts=number).rows(1, candidates, draws) for number in self._numbers[:contexts]]
-        return parts[0].joined(parts[1:])
-
-    def child(self, *keys: int | str) -> Rng:
+    def child(self, *keys: int | str) -> Streams:
         # anything but rows would depend on the batch
         raise UserError("this language model draws from streams of its own: use FromLM(…, together=False)")
-
-    def _numpy(self) -> Any:
-        return self.child()

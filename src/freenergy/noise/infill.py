@@ -11,12 +11,12 @@ that of x̃ under all ways to come by it; so these negatives are relative to a l
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.core.checks import check_range
-from freenergy.core.rng import Rng, Rows
+from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import normalised
@@ -62,7 +62,9 @@ class Infilling:
         L = int(datum.lengths[0, 0])
         tokens = datum.tokens[:, :1, :L].expand(1, num, L)
         stream = rng.rows(1, num, 2 * L)
-        hidden = self._coins(tokens, stream)
+        p = torch.where(tokens == self.lm.eos, 0.0, self.share).double()
+        coins = torch.stack([(1 - p).log(), p.log()], dim=-1)
+        hidden = torch.stack([stream.categorical(coins[:, :, t]) for t in range(L)], dim=-1).bool()
         log_q = self._log_fill(datum, torch.where(hidden, self.mask_token, tokens))
         # elsewhere the token is certain to stay
         stays = torch.full_like(log_q, -torch.inf).scatter(-1, tokens.unsqueeze(-1), 0.0)
@@ -71,12 +73,6 @@ class Infilling:
         log_proposal = log_q.gather(-1, new.unsqueeze(-1)).squeeze(-1).sum(-1, dtype=torch.float64)
         filled = torch.nn.functional.pad(new, (0, datum.tokens.shape[2] - L))
         return Continuations(datum.contexts, filled, torch.full((1, num), L, device=new.device)), log_proposal
-
-    def _coins(self, tokens: Int[Tensor, "1 N L"], stream: Rows) -> Bool[Tensor, "1 N L"]:
-        """Which places are masked."""
-        p = torch.where(tokens == self.lm.eos, 0.0, self.share).double()
-        coins = torch.stack([(1 - p).log(), p.log()], dim=-1)
-        return torch.stack([stream.categorical(coins[:, :, t]) for t in range(tokens.shape[2])], dim=-1).bool()
 
     def _log_fill(self, datum: Continuations, masked: Int[Tensor, "1 N L"]) -> Float[Tensor, "1 N L V"]:
         """log q at every place of the continuations."""

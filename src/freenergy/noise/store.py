@@ -63,18 +63,10 @@ class Identity:
 
 _WORDS = {
     "lm": "language model",
-    "tokenizer": "tokenizer",
-    "corpus": "corpus",
-    "split": "split",
-    "seed": "seed",
     "per_prefix": "number of negatives per prefix",
     "sources": "mixture of sources",
     "space": "space of continuations",
-}
-
-
-def _unseen(amount: float | int, note: str = "") -> None:
-    """Ignores progress, in a worker."""
+}  # the other fields are called by their names
 
 
 @final
@@ -104,7 +96,7 @@ class NegativeShards:
         """The numbers of the shards that are not there."""
         return [k for k in range(self.count) if not _path(self.folder, k).exists()]
 
-    def make(self, k: int, advance: Advance = _unseen) -> None:
+    def make(self, k: int, advance: Advance = lambda amount, note="": None) -> None:
         """Draw shard k, unless it is there; then see whether it is what is wanted."""
         path, some = _path(self.folder, k), self.rows[k * self.shard : (k + 1) * self.shard]
         about = {**self._about, "shard": k}
@@ -133,21 +125,18 @@ def names(source: Noise, num: int) -> list[str]:
     parts: Sequence[tuple[Noise, int]] = getattr(source, "parts", ())
     if parts:
         return [name for part, count in parts for name in names(part, count)]
-    inner: Any = source
-    return [str(getattr(inner, "kind", type(inner).__name__.lower()))] * num
+    return [str(getattr(source, "kind", type(source).__name__.lower()))] * num
 
 
 @final
 class NegativeStore:
-    """The negatives of some windows of a split, on disk; it takes 24 bytes of memory per window."""
+    """The negatives of some windows of a split, on disk; it takes 8 bytes of memory per window."""
 
     def __init__(self, folder: Path, flat: Flat, identity: Identity) -> None:
         self.folder, self.identity = folder, identity
         self.per_prefix, self.rows = identity.per_prefix, flat.windows
         self.is_plain = flat.is_plain  # every draw is the base's own
         self._draws = flat.draws
-        ordered = self.rows.sort()
-        self._sorted, self._places = ordered.values, ordered.indices
         self._fingerprint: str | None = None
 
     @classmethod
@@ -177,25 +166,12 @@ class NegativeStore:
             self._fingerprint = list_fingerprint(self.rows, f"[{identity},", "]")
         return self._fingerprint
 
-    def positions(self, rows: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
-        """Where windows with these numbers stand in the store."""
-        at = torch.searchsorted(self._sorted, rows).clamp(max=len(self) - 1)
-        missing = rows[self._sorted[at] != rows]
-        if len(missing):
-            raise UserError(
-                f"{self.folder} holds no negatives of window {int(missing[0])}: ask for its own windows (rows), or "
-                f"{_AGAIN}"
-            )
-        return self._places[at]
-
     def draws(self, index: Int[Tensor, " batch"], contexts: Sequences) -> Draws:
         """The negatives at these positions; ``contexts`` are the prefixes of their windows."""
         found = self._draws[index.numpy()]
         tokens, lengths = (torch.from_numpy(found[name].astype(np.int64)) for name in ("tokens", "lengths"))
-        log_base, log_proposal = (
-            torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal")
-        )
-        return Draws(Continuations(contexts, tokens, lengths), log_base, log_proposal)
+        numbers = (torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal"))
+        return Draws(Continuations(contexts, tokens, lengths), *numbers)
 
 
 def _path(folder: Path, k: int) -> Path:
@@ -239,8 +215,8 @@ def _about(path: Path) -> dict[str, Any]:
 
 def _check(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse a shard that was made of other things."""
-    for key, word in _WORDS.items():
-        mine, theirs = wanted["identity"][key], found["identity"].get(key)
+    for key, mine in wanted["identity"].items():
+        theirs, word = found["identity"].get(key), _WORDS.get(key, key)
         if mine != theirs:
             raise UserError(
                 f"the negatives in {path.parent} were made with another {word} ({theirs}, now {mine}): {_AGAIN}"

@@ -21,7 +21,7 @@ to k. The loss is a mean over the data's tokens: step k counts λ_k times the ro
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,9 +32,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.roles import Loss
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """All that the objective sees of rows: two numbers per step."""
 
     logit: Float[Tensor, "rows K"]  # f(x_k; x_<k)
@@ -120,9 +118,7 @@ class EARM:
         return torch.where(fakes.any(0), lambdas * reached / reached.sum().clamp(min=1), 0.0)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(NamedTuple):
     """The terms of Eq. 15, as numbers whose gradients they are."""
 
     cross_entropy: Float[Tensor, ""]  # −E_x [log q̃(x_<k) + log q(x_k | x_<k)]
@@ -131,9 +127,7 @@ class Parts:
     noise: Float[Tensor, ""]  # E_y [log q̃(y_<k) + w·log q(y_k | y_<k)], whose gradient has mean zero
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(NamedTuple):
     """What Z_k is estimated from: Σ e^{S(y_<k)} over fake rows, and how many they are."""
 
     log_total: Float[Tensor, " K"]
@@ -147,11 +141,6 @@ class Sums:
         log_sum = fakes.log_sum.detach().double().cpu().masked_fill(~mask, -torch.inf)
         pad = torch.nn.functional.pad
         return cls(pad(log_sum.logsumexp(0), missing, value=-torch.inf), pad(mask.sum(0), missing))
-
-    @classmethod
-    def together(cls, log_total: Float[Tensor, "micros K"], rows: Int[Tensor, "micros K"]) -> "Sums":
-        """Of all the fake rows of several micro-batches."""
-        return cls(log_total.logsumexp(0), rows.sum(0))
 
 
 @final
@@ -191,13 +180,6 @@ class Denominators:
 def weights(fakes: Steps, log_z: Float[Tensor, " K"]) -> Float[Tensor, "rows K"]:
     """w of Eq. 13, without gradient; 0 where a row has ended."""
     return torch.where(fakes.mask, (fakes.log_sum - log_z).detach().exp(), 0.0)
-
-
-def log_score(steps: Steps) -> Float[Tensor, " rows"]:
-    """log q(x_<K) + f(x_K; x_<K) of whole rows, K each row's own length: log p of Eq. 4 but for log Z."""
-    last = (steps.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)
-    total = torch.where(steps.mask, steps.log_prob, 0.0).sum(1)
-    return total + steps.log_sum.gather(1, last).squeeze(1)
 
 
 def _mean(values: Float[Tensor, "rows K"], mask: Bool[Tensor, "rows K"]) -> Float[Tensor, " K"]:

@@ -8,8 +8,9 @@ rows        the other rows, each with its own changes
 grid        a row for each combination of some values
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import product
 from typing import Any, final
 
@@ -54,15 +55,16 @@ class Grid:
             if len(set(values)) != len(values):
                 raise UserError(f"grid.vary names a value of {path} twice: leave one of them out")
 
-    def points(self) -> list[tuple[float, ...]]:
-        """Returns the values of every row, in the order of ``vary``."""
-        if self.full:
-            return list(product(*self.vary.values()))
-        usual = [_value(self.set, path) for path in self.vary]
-        found = [
-            (*usual[:i], value, *usual[i + 1 :]) for i, values in enumerate(self.vary.values()) for value in values
-        ]
-        return list(dict.fromkeys(found))
+    def points(self) -> Iterator[dict[str, float]]:
+        """Yields the values of every row, by path."""
+        points: Iterable[tuple[float, ...]] = product(*self.vary.values())
+        if not self.full:
+            usual = [_value(self.set, path) for path in self.vary]
+            points = (
+                (*usual[:i], value, *usual[i + 1 :]) for i, values in enumerate(self.vary.values()) for value in values
+            )
+        for values in dict.fromkeys(points):
+            yield dict(zip(self.vary, values, strict=True))
 
 
 @final
@@ -86,64 +88,41 @@ class Experiment:
         recipe = merged({**recipe, "name": self.name, "about": self.about}, self.set)
         variants = {}
         for variant, changes in (self.variants or {"": {}}).items():
-            builder = _Builder(self, merged(recipe, changes), make, f"variants.{variant}" if variant else "recipe")
-            variants[variant] = tuple(builder.rows())
+            place = f"variants.{variant}" if variant else "recipe"
+            variants[variant] = tuple(self._rows(merged(recipe, changes), place, make))
         return Sweep(name=self.name, about=self.about, seeds=self.seeds, variants=variants, paper=self.paper)
 
+    def _rows(self, table: Table, place: str, make: Callable[[Table, str], Recipe]) -> Iterator[SweepRow]:
+        """Yields the rows of one variant: the first row, the others, the grid, and controls last."""
+        begun = None if self.continued is None else merged(table, {**self.continued, "begin_from": f"../{_FIRST}"})
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Builder:
-    """Makes the rows of one variant."""
+        def row(changes: Table, place: str, *, scratch: bool, **others: Any) -> SweepRow:
+            start = table if scratch or begun is None else begun
+            made = make(merged(start, changes), place)
+            if not isinstance(made, RowRecipe):
+                raise UserError(f"{place}: runs of this family cannot be rows of a table; take another family")
+            return SweepRow(recipe=made, scratch=start is table, **others)
 
-    experiment: Experiment
-    recipe: Table
-    make: Callable[[Table, str], Recipe]
-    place: str
-
-    def rows(self) -> Iterator[SweepRow]:
-        """Yields the first row, the others, the grid, and controls last."""
-        first = self._made(self.recipe, self.place)
-        first.check_first_row()
-        yield SweepRow(name=_FIRST, kind="base", recipe=first, scratch=True)
+        first = row({}, place, scratch=True, name=_FIRST, kind="base")
+        first.recipe.check_first_row()
+        yield first
         controls: list[SweepRow] = []
-        for i, row in enumerate(self.experiment.rows):
-            made = self._row(row.name, "row", row.set, row.scratch, f"rows.{i}")
-            if row.control:
-                controls.append(_control(row.name, [made]))
+        for i, each in enumerate(self.rows):
+            made = row(each.set, f"rows.{i}", scratch=each.scratch, name=each.name, kind="row")
+            if each.control:
+                controls.append(_control(each.name, [made]))
             yield made
-        points = list(self._points())
-        yield from points
-        if points and self.experiment.grid and self.experiment.grid.control:
-            controls.append(_control("grid", points))
+        if grid := self.grid:
+            points = []
+            for values in grid.points():
+                point = {path.split(".")[-1]: value for path, value in values.items()}
+                name = ", ".join([grid.name, *(f"{key.replace('_', ' ')} {value:g}" for key, value in point.items())])
+                changes = reduce(merged, (_nested(path, value) for path, value in values.items()), grid.set)
+                points.append(row(changes, "grid", scratch=grid.scratch, name=name, kind="grid", point=point))
+            yield from points
+            if points and grid.control:
+                controls.append(_control("grid", points))
         yield from controls
-
-    def _points(self) -> Iterator[SweepRow]:
-        grid = self.experiment.grid
-        for values in grid.points() if grid else ():
-            assert grid is not None
-            point = {path.split(".")[-1]: value for path, value in zip(grid.vary, values, strict=True)}
-            name = ", ".join([grid.name, *(f"{key.replace('_', ' ')} {value:g}" for key, value in point.items())])
-            changes = grid.set
-            for path, value in zip(grid.vary, values, strict=True):
-                changes = merged(changes, _nested(path, value))
-            yield self._row(name, "grid", changes, grid.scratch, "grid", point)
-
-    def _row(
-        self, name: str, kind: Any, changes: Table, scratch: bool, place: str, point: Mapping[str, float] | None = None
-    ) -> SweepRow:
-        table, continued = self.recipe, self.experiment.continued
-        is_scratch = scratch or continued is None
-        if not is_scratch:
-            table = merged(merged(table, continued or {}), {"begin_from": f"../{_FIRST}"})
-        recipe = self._made(merged(table, changes), place)
-        return SweepRow(name=name, kind=kind, recipe=recipe, scratch=is_scratch, point=point or {})
-
-    def _made(self, table: Table, place: str) -> RowRecipe:
-        made = self.make(table, place)
-        if not isinstance(made, RowRecipe):
-            raise UserError(f"{place}: runs of this family cannot be rows of a table; take another family")
-        return made
 
 
 def _control(name: str, of: list[SweepRow]) -> SweepRow:

@@ -16,8 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.recipes.experiment import Experiment
 from freenergy.recipes.families import DEFAULT, family_class
 from freenergy.recipes.sections import ErrorMessages, all_sections, with_kinds

@@ -7,7 +7,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
-from freenergy.energies.load import load_energy
+from freenergy.energies.registry import load_energy
 from freenergy.models.residual import no_energy
 from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.chunks import open_corpus

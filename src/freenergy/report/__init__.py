@@ -7,7 +7,7 @@ Nothing is measured here: a number on the page is a number of those files. The s
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import write_text
@@ -15,9 +15,13 @@ from freenergy.core.progress import Progress
 from freenergy.report.citations import cite
 from freenergy.runs.run import Run
 
-__all__ = ["can_draw", "cite", "look", "write_report"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["can_draw", "cite", "look", "page_templates", "write_report"]
 
 PAGE, FIGURES = "report.html", "figures"
+_HERE = Path(__file__).parent
 
 
 def can_draw() -> bool:
@@ -27,7 +31,20 @@ def can_draw() -> bool:
 
 def look() -> str:
     """Return the style sheet that the report shares with the playground and the study."""
-    return Path(__file__).with_name("look.css").read_text(encoding="utf-8")
+    return (_HERE / "look.css").read_text(encoding="utf-8")
+
+
+def page_templates(folder: Path = _HERE) -> "Environment":
+    """Return the environment of a folder: with the style sheet ``css`` and the filter ``tight``."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # optional
+    from markupsafe import Markup
+
+    files = FileSystemLoader(folder)
+    found = Environment(loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.globals["css"] = Markup(look() + (_HERE / "report.css").read_text(encoding="utf-8"))
+    # no line break between a number and its %
+    found.filters["tight"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")
+    return found
 
 
 def write_report(run: Run[Any], progress: Progress) -> Path:

@@ -12,69 +12,53 @@ _ENTRIES = {
     "deng2020residual": """@inproceedings{deng2020residual,
   title     = {Residual Energy-Based Models for Text Generation},
   author    = {Deng, Yuntian and Bakhtin, Anton and Ott, Myle and Szlam, Arthur and Ranzato, Marc'Aurelio},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2020}
+  booktitle = {International Conference on Learning Representations}, year = {2020}
 }""",
     "gutmann2010nce": """@inproceedings{gutmann2010nce,
   title     = {Noise-contrastive estimation: A new estimation principle for unnormalized statistical models},
   author    = {Gutmann, Michael and Hyv{\\"a}rinen, Aapo},
   booktitle = {Proceedings of the Thirteenth International Conference on Artificial Intelligence and Statistics},
-  pages     = {297--304},
-  year      = {2010}
+  pages     = {297--304}, year = {2010}
 }""",
     "ma2018nce": """@inproceedings{ma2018nce,
   title     = {Noise Contrastive Estimation and Negative Sampling for Conditional Models: Consistency and Statistical
                Efficiency},
   author    = {Ma, Zhuang and Collins, Michael},
   booktitle = {Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
-  pages     = {3698--3707},
-  year      = {2018}
+  pages     = {3698--3707}, year = {2018}
 }""",
     "nowozin2018debiasing": """@inproceedings{nowozin2018debiasing,
   title     = {Debiasing Evidence Approximations: On Importance-weighted Autoencoders and Jackknife Variational
                Inference},
   author    = {Nowozin, Sebastian},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2018}
+  booktitle = {International Conference on Learning Representations}, year = {2018}
 }""",
     "lawson2019energy": """@inproceedings{lawson2019energy,
   title     = {Energy-Inspired Models: Learning with Sampler-Induced Distributions},
   author    = {Lawson, Dieterich and Tucker, George and Dai, Bo and Ranganath, Rajesh},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {32},
-  year      = {2019}
+  booktitle = {Advances in Neural Information Processing Systems}, volume = {32}, year = {2019}
 }""",
     "vehtari2024pareto": """@article{vehtari2024pareto,
   title   = {Pareto Smoothed Importance Sampling},
   author  = {Vehtari, Aki and Simpson, Daniel and Gelman, Andrew and Yao, Yuling and Gabry, Jonah},
-  journal = {Journal of Machine Learning Research},
-  volume  = {25},
-  number  = {72},
-  pages   = {1--58},
-  year    = {2024}
+  journal = {Journal of Machine Learning Research}, volume = {25}, number = {72}, pages = {1--58}, year = {2024}
 }""",
     "chen1998smoothing": """@techreport{chen1998smoothing,
   title       = {An Empirical Study of Smoothing Techniques for Language Modeling},
   author      = {Chen, Stanley F. and Goodman, Joshua},
-  institution = {Harvard University},
-  number      = {TR-10-98},
-  year        = {1998}
+  institution = {Harvard University}, number = {TR-10-98}, year = {1998}
 }""",
     "devlin2019bert": """@inproceedings{devlin2019bert,
   title     = {{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding},
   author    = {Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina},
   booktitle = {Proceedings of the 2019 Conference of the North American Chapter of the Association for Computational
                Linguistics: Human Language Technologies},
-  pages     = {4171--4186},
-  year      = {2019}
+  pages     = {4171--4186}, year = {2019}
 }""",
     "ou2024energy": """@article{ou2024energy,
   title   = {Energy-Based Models with Applications to Speech and Language Processing},
   author  = {Ou, Zhijian},
-  journal = {Foundations and Trends in Signal Processing},
-  volume  = {18},
-  number  = {1--2},
-  pages   = {1--199},
+  journal = {Foundations and Trends in Signal Processing}, volume = {18}, number = {1--2}, pages = {1--199},
   year    = {2024}
 }""",
 }

@@ -2,29 +2,34 @@
 
 losses    cross-entropy by epoch, in training and on validation data: Fig. 1 of Wang et al. (2022)
 study     the main number against E-ARM's start epoch and against its weight: their Table 4, with intervals
-sheets    images that the networks have drawn
+sheets    images that the networks have drawn: columns × rows of them, a line of paper between them
 """
 
+import math
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.image import imsave
 
-from freenergy.core.files import read_arrays
+from freenergy.core.errors import UserError
+from freenergy.core.files import atomic_write, read_arrays
 from freenergy.core.format import number
-from freenergy.report.figures import COLOURS, STYLE, Drawing, rendered
-from freenergy.report.sheets import draw_sheet
+from freenergy.report.figures import COLOURS, STYLE, Drawing, canvas, rendered
 from freenergy.training.loop import read_records
 
 FIGURES = "figures"
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 _POINTS = 60  # per training curve
+_PAPER = 128  # grey, so that black and white images both have an edge
+_GAP = 1
+_NO_METADATA: Any = {"Software": None}  # a version would change the bytes
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
@@ -46,7 +51,7 @@ def draw_experiment(folder: Path, table: dict[str, Any]) -> list[Path]:
 @rc_context(STYLE)
 def losses(folder: Path, rows: Sequence[dict[str, Any]], ending: str = "") -> Drawing:
     """Cross-entropy by epoch: the base, and rows with E-ARM next to their controls; means over seeds."""
-    figure, axes = _panels(sharex=True)
+    figure, axes = canvas(2, 6.4)
     shown = [row for row in rows if row["kind"] in ("base", "control") or row["control"]]
     styles = cycle(_DASHES)
     for row in shown:
@@ -98,7 +103,7 @@ def study(rows: Sequence[dict[str, Any]], column: str, ending: str = "") -> Draw
     points = [row for row in rows if row["kind"] == "grid"]
     control = next((row for row in rows if row["name"] == points[0]["control"]), None)
     axes_of = [("start_epoch", "weight"), ("weight", "start_epoch")]
-    figure, axes = _panels(sharex=False)
+    figure, axes = canvas(2, 6.4, sharex=False)
     for ax, (across, line) in zip(axes, axes_of, strict=True):
         if control is not None:
             _band(ax, control["numbers"][column])
@@ -147,11 +152,6 @@ def _band(ax: Axes, found: dict[str, Any]) -> None:
         ax.axhspan(*found["interval"], color=COLOURS["human"], alpha=0.15, linewidth=0)
 
 
-def _panels(*, sharex: bool) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(5.4, 6.4), layout="constrained")
-    return figure, list(figure.subplots(2, 1, sharex=sharex))
-
-
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
@@ -166,3 +166,20 @@ def _sheets(folder: Path, table: dict[str, Any]) -> list[Path]:
             draw_sheet(read_arrays(drawn)["samples"], path)
             made.append(path)
     return made
+
+
+def draw_sheet(images: UInt8[np.ndarray, "n height width *colours"], path: Path, *, zoom: int = 3) -> None:
+    """Write grey images [n, H, W] or [n, H, W, 1] or colour images [n, H, W, 3] as a PNG; a pixel is ``zoom`` wide."""
+    if images.ndim == 3:
+        images = images[..., None]
+    n, height, width, colours = images.shape
+    if not n or colours not in (1, 3):
+        raise UserError(f"images of shape {images.shape} cannot be drawn: give one or more, grey or RGB")
+    columns = math.ceil(math.sqrt(n))
+    tall, wide = height + _GAP, width + _GAP
+    sheet = np.full((math.ceil(n / columns) * tall + _GAP, columns * wide + _GAP, 3), _PAPER, dtype=np.uint8)
+    for k, image in enumerate(images):
+        top, left = _GAP + k // columns * tall, _GAP + k % columns * wide
+        sheet[top : top + height, left : left + width] = image
+    with atomic_write(path) as temporary:
+        imsave(temporary, sheet.repeat(zoom, 0).repeat(zoom, 1), format="png", metadata=_NO_METADATA)

@@ -38,12 +38,7 @@ STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
 }  # fmt: skip
 # dates and versions would change the bytes
-_NO_METADATA = {
-    "Date": None,
-    "Creator": None,
-    "Format": None,
-    "Type": None,
-}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # for an SVG opened by itself; in the page the style sheet says the same
 _ALONE = (
     "svg{color:#2b2f36}@media(prefers-color-scheme:dark)"
@@ -246,7 +241,6 @@ def _density(ax: Axes, values: Sequence[Any], name: str) -> None:
 
 
 def _apart(differences: dict[str, Any]) -> str:
-    """Return the differences of means, in words."""
     parts = []
     for model in ("base", "joint"):
         by_text = differences.get(model)
@@ -256,11 +250,10 @@ def _apart(differences: dict[str, Any]) -> str:
     return f"Mean of human text minus mean of the model's own: {', '.join(parts)}." if parts else ""
 
 
-def canvas(panels: int, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels below each other, and their axes."""
+def canvas(panels: int, height: float, *, sharex: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels one above the other."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
-    axes = figure.subplots(panels, 1, sharex=panels > 1, squeeze=False)
-    return figure, list(axes[:, 0])
+    return figure, list(figure.subplots(panels, 1, sharex=sharex, squeeze=False)[:, 0])
 
 
 _FIGURES: dict[str, tuple[str, Callable[[dict[str, Any], Callable[..., Drawing]], Drawing]]] = {

@@ -4,7 +4,7 @@ Model output is shown as text: the templates escape everything but the SVGs that
 """
 
 import inspect
-from pathlib import Path
+import json
 from shlex import quote
 from typing import Any
 from urllib.parse import quote as percent_encoded
@@ -13,21 +13,18 @@ from markupsafe import Markup
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
-from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, number
-from freenergy.evaluation.black_box import CLAIM, has_perplexity
+from freenergy.core.format import number
+from freenergy.evaluation.black_box import has_perplexity
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.load import load_recipe, recipes
-from freenergy.recipes.stages.evaluation import STAGE, SUMMARY, read_summary
-from freenergy.report import look, tables
+from freenergy.recipes.stages.evaluation import STAGE, read_summary
+from freenergy.report import page_templates, tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
-from freenergy.report.study_tables import STUDIES, preference, sentence, simulated
-from freenergy.report.templates import templates
-from freenergy.report.toml import to_toml
+from freenergy.report.study import STUDIES, preference, sentence, simulated
 from freenergy.runs.run import Recipe, Run, is_current
 
-_HERE = Path(__file__).parent
 PLAYGROUND = "http://127.0.0.1:8000/"  # the default address of `freenergy serve`
 _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy", "worst": "highest energy"}
 
@@ -35,25 +32,23 @@ _KINDS = {"human": "human", "best": "lowest energy", "typical": "typical energy"
 def read_evaluation(run: Run[Any]) -> dict[str, Any]:
     """Return the evaluation of a run; raises ``UserError`` if there is none."""
     run.finished("evaluation")
-    path = run.stage("evaluation") / SUMMARY
     if not is_current(STAGE, run):
         raise UserError(f"{run.folder} was evaluated with other settings or another version: run its recipe again")
-    return read_summary(run, path.parent)
+    return read_summary(run, run.stage("evaluation"))
 
 
 def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> str:
     """Return the HTML of a run's report."""
-    environment = templates()
-    environment.filters["playground"] = _in_playground
+    environment = page_templates()
+    environment.filters["playground"] = lambda prefix: f"{PLAYGROUND}#prefix={percent_encoded(prefix, safe='')}"
     records = {stage.name: run.finished(stage.name) for stage in run.recipe.stages()}
     joint, text, rungs = evaluation.get("joint"), evaluation.get("text"), evaluation.get("ladder") or []
     return environment.get_template("report.html.j2").render(
         name=run.recipe.name,
         about=run.recipe.about,
-        css=Markup(look() + (_HERE / "report.css").read_text(encoding="utf-8")),
-        summary=summary(evaluation),
-        verdicts=verdicts(evaluation),
-        beaten=beaten(evaluation),
+        summary=tables.summary(evaluation),
+        verdicts=tables.verdicts(evaluation),
+        beaten=tables.against_baselines(evaluation, are_beaten=True),
         joint=joint,
         is_black_box=not has_perplexity(evaluation),
         headline=tables.headline(evaluation),
@@ -91,74 +86,6 @@ def _written(found: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _in_playground(prefix: str) -> str:
-    """Return the playground's URL with this prefix."""
-    return f"{PLAYGROUND}#prefix={percent_encoded(prefix, safe='')}"
-
-
-def summary(evaluation: dict[str, Any]) -> str:
-    """Return the result in one sentence."""
-    joint, split = evaluation.get("joint"), evaluation["split"]
-    if not joint:
-        base = evaluation["base"]
-        return (
-            f"On {base['windows']:,} {split} windows the base's perplexity is {number(base['perplexity']['token'])} "
-            f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
-            "residual model to measure."
-        )
-    if not has_perplexity(evaluation):
-        return _nats(joint, split)
-    percent, ends = joint["gain"]["percent"], joint["gain"]["interval"] or [None, None]
-    where = f"On {joint['windows']:,} {split} windows the residual model's certified perplexity"
-    if not is_number(percent):
-        return f"{where} could not be measured."
-    if all(map(is_number, ends)) and ends[0] <= 0 <= ends[1]:
-        return f"{where} is not shown to differ from the base's (gain {gain(percent)}, 95 % interval {_ends(ends)})."
-    side = "below" if percent > 0 else "above"
-    text = _ends(ends if percent > 0 else [-end if is_number(end) else None for end in reversed(ends)])
-    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {text})."
-
-
-def _nats(joint: dict[str, Any], split: str) -> str:
-    """Return the result over a base that only samples."""
-    sure = joint["gain"]
-    where = f"On {joint['windows']:,} {split} texts of {joint['documents']:,} documents the residual model gains"
-    found = f"{number(sure['nats_per_sequence'])} over its base, which only samples"
-    ends = f"95 % interval {interval(sure['nats_interval'])}, at most {number(sure['ceiling_nats'])}"
-    return f"{where} {found}: {CLAIM}; {ends}."
-
-
-def _ends(ends: list[Any]) -> str:
-    text = gain_interval(ends)
-    return "unknown, with so few documents" if text == DASH else text
-
-
-def verdicts(evaluation: dict[str, Any]) -> list[str]:
-    """Return what a reader must know before believing the numbers."""
-    found = (evaluation.get("joint") or {}).get("verdict") or ""
-    return [*([_sentence(found)] if found else []), *_against(evaluation, are_beaten=False)]
-
-
-def beaten(evaluation: dict[str, Any]) -> list[str]:
-    """Return the baselines that the residual model is shown to beat."""
-    return _against(evaluation, are_beaten=True)
-
-
-def _against(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
-    """Return the verdicts on baselines: those that the residual model is shown to beat, or the others."""
-    found = []
-    for name, baseline in (evaluation.get("baselines") or {}).items():
-        ends = (baseline.get("against_joint") or {}).get("interval") or [None, None]
-        is_worse = all(map(is_number, ends)) and ends[1] < 0
-        if baseline.get("verdict") and is_worse == are_beaten:
-            found.append(_sentence(f"against {name}, {baseline['verdict']}"))
-    return found
-
-
-def _sentence(words: str) -> str:
-    return words[0].upper() + words[1:].rstrip(".") + "."
-
-
 def energies(recipe: Recipe) -> list[tuple[str, str]]:
     """Return kind and description of each energy."""
     if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:
@@ -175,22 +102,16 @@ def commands(recipe: Recipe) -> list[str]:
 
 
 def _folder(recipe: Recipe) -> str:
-    """Return the default folder of a run."""
     return f"runs/{recipe.name}"
 
 
 def _study(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the summary of a human study, as on the study's own page."""
-    return {
-        "name": summary["study"],
-        "sentence": sentence(summary),
-        "simulated": simulated(summary),
-        "table": preference(summary),
-    }
+    words = {"name": summary["study"], "sentence": sentence(summary), "simulated": simulated(summary)}
+    return words | {"table": preference(summary)}
 
 
 def _example(example: dict[str, Any]) -> dict[str, Any]:
-    """Return a prefix, and its continuations with their labels."""
     rows = []
     for key, title in _KINDS.items():
         if found := example.get(key):
@@ -198,3 +119,39 @@ def _example(example: dict[str, Any]) -> dict[str, Any]:
             numbers = f"E = {number(found.get('energy'))}{known}"
             rows.append({"kind": key, "title": title, "text": found["text"], "numbers": numbers})
     return {"prefix": example["prefix"], "rows": rows}
+
+
+def to_toml(table: dict[str, Any]) -> str:
+    """Return a recipe as TOML: values first, then one section per table; None is left out, since TOML has no null.
+
+    >>> print(to_toml({"name": "a", "base": {"kind": "ngram", "order": 3, "path": None}}))
+    name = "a"
+    <BLANKLINE>
+    [base]
+    kind = "ngram"
+    order = 3
+    """
+    return "\n".join(_lines(table, ())).strip()
+
+
+def _lines(table: dict[str, Any], path: tuple[str, ...]) -> list[str]:
+    values = {key: value for key, value in table.items() if value is not None and not isinstance(value, dict)}
+    lines = ["", f"[{'.'.join(path)}]"] if path and values else []
+    lines += [f"{key} = {_value(value)}" for key, value in values.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += _lines(value, (*path, key))
+    return lines
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bool() | str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(_value, value))}]"
+        case dict():
+            pairs = (f"{key} = {_value(inner)}" for key, inner in value.items() if inner is not None)
+            return f"{{ {', '.join(pairs)} }}"
+        case _:
+            return repr(value)

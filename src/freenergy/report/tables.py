@@ -1,4 +1,4 @@
-"""The tables of the page, formatted as text."""
+"""The tables of a run, and its result in sentences: for the page and for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,7 @@ from typing import Any, final
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
 from freenergy.evaluation.black_box import CLAIM, has_perplexity
 
-_BOUNDS = {
-    "certified": "residual, certified",
-    "upper": "residual, upper estimate",
-    "lower": "residual, lower estimate",
-}
+_BOUNDS = {"certified": "residual, certified", "upper": "residual, upper estimate", "lower": "residual, lower estimate"}
 _TRAINING = ("negatives", "energy")  # the stages that an energy adds to the cost of its base
 
 
@@ -25,6 +21,61 @@ class ReportTable:
     columns: tuple[str, ...]
     rows: list[list[str]]
     is_prose: bool = False  # cells contain sentences, not numbers
+
+
+def summary(evaluation: dict[str, Any]) -> str:
+    """Return the result in one sentence."""
+    joint, split = evaluation.get("joint"), evaluation["split"]
+    if not joint:
+        base = evaluation["base"]
+        return (
+            f"On {base['windows']:,} {split} windows the base's perplexity is {number(base['perplexity']['token'])} "
+            f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
+            "residual model to measure."
+        )
+    if not has_perplexity(evaluation):
+        return _nats(joint, split)
+    percent, ends = joint["gain"]["percent"], joint["gain"]["interval"] or [None, None]
+    where = f"On {joint['windows']:,} {split} windows the residual model's certified perplexity"
+    if not is_number(percent):
+        return f"{where} could not be measured."
+    has_ends = all(map(is_number, ends))
+    if has_ends and ends[0] <= 0 <= ends[1]:
+        ends_in_words = gain_interval(ends)
+        return f"{where} is not shown to differ from the base's (gain {gain(percent)}, 95 % interval {ends_in_words})."
+    side, ends = ("below", ends) if percent > 0 else ("above", [-end for end in reversed(ends)] if has_ends else ends)
+    ends_in_words = gain_interval(ends) if has_ends else "unknown, with so few documents"
+    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {ends_in_words})."
+
+
+def _nats(joint: dict[str, Any], split: str) -> str:
+    """Return the result over a base that only samples."""
+    sure = joint["gain"]
+    where = f"On {joint['windows']:,} {split} texts of {joint['documents']:,} documents the residual model gains"
+    found = f"{number(sure['nats_per_sequence'])} over its base, which only samples"
+    ends = f"95 % interval {interval(sure['nats_interval'])}, at most {number(sure['ceiling_nats'])}"
+    return f"{where} {found}: {CLAIM}; {ends}."
+
+
+def verdicts(evaluation: dict[str, Any]) -> list[str]:
+    """Return what a reader must know before believing the numbers."""
+    found = (evaluation.get("joint") or {}).get("verdict")
+    return [*([_sentence(found)] if found else []), *against_baselines(evaluation, are_beaten=False)]
+
+
+def against_baselines(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
+    """Return the verdicts on baselines: those that the residual model is shown to beat, or the others."""
+    found = []
+    for name, baseline in (evaluation.get("baselines") or {}).items():
+        ends = (baseline.get("against_joint") or {}).get("interval") or [None, None]
+        is_worse = all(map(is_number, ends)) and ends[1] < 0
+        if baseline.get("verdict") and is_worse == are_beaten:
+            found.append(_sentence(f"against {name}, {baseline['verdict']}"))
+    return found
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:].rstrip(".") + "."
 
 
 def headline(evaluation: dict[str, Any]) -> ReportTable:
@@ -40,7 +91,8 @@ def headline(evaluation: dict[str, Any]) -> ReportTable:
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
     rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
     return ReportTable(
-        caption=f"Perplexity on {evaluation['split']} text; lower is better",
+        caption=f"Perplexity on {evaluation['windows']:,} windows of {evaluation['documents']:,} documents, "
+        f"{evaluation['split']}; lower is better",
         columns=("model", "per token", "95 % interval", "per word", "per byte", "gain over the base", "95 % interval",
                  "CPU minutes"),
         rows=rows,
@@ -89,16 +141,10 @@ def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]
 
 def _baseline(name: str, found: dict[str, Any]) -> list[str]:
     against = found.get("against_base") or {}
-    return [
-        name,
-        number(found["perplexity"]),
-        interval(found.get("interval")),
-        number(found.get("per_word")),
-        number(found.get("per_byte")),
-        gain(against.get("percent")),
-        gain_interval(against.get("interval")),
-        minutes(found.get("cpu_seconds")),
-    ]
+    per_unit = [number(found.get(unit)) for unit in ("per_word", "per_byte")]
+    gains = [gain(against.get("percent")), gain_interval(against.get("interval"))]
+    own = [number(found["perplexity"]), interval(found.get("interval")), *per_unit]
+    return [name, *own, *gains, minutes(found.get("cpu_seconds"))]
 
 
 def rungs(rows: list[dict[str, Any]]) -> ReportTable:

@@ -1,18 +1,28 @@
 """A folder that resumes: before anything else is written into it, it names what it will be made of.
 
-begun.json   {"key": …}    the folder holds a part, or all, of what has this key
-stage.json   {"key": …}    written last: the folder is finished
+    key = fingerprint(version, name, settings that differ from their defaults, other inputs, keys of what was read)
+
+    begun.json   {"key": …}    the folder holds a part, or all, of what has this key
+    stage.json   {"key": …}    written last: the folder is finished
+
+A setting with its default value does not count, so a new setting with a default leaves the keys of old results alone.
 """
 
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from freenergy.core.checksums import STAGE as DONE
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, read_json, write_json
+from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
 
 BEGUN = "begun.json"
+_KIND = "kind"  # says which class of a union it is, so it counts always
 
 
 def begin(folder: Path, key: str, *, keep_others: bool = False) -> bool:
@@ -79,3 +89,35 @@ def _is_ours(folder: Path) -> bool:
 
 def _visible(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+
+
+def key_of(*parts: Any) -> str:
+    """Returns the key of a result of these parts; settings may be dataclasses, alone or in lists and dicts."""
+    return fingerprint([package_version("freenergy"), *(without_defaults(part) for part in parts)])
+
+
+def without_defaults(value: Any) -> Any:
+    """Returns JSON-like values, where dataclasses keep their kind and the fields that differ from their defaults.
+
+    >>> from freenergy.lm.settings import NgramBase
+    >>> without_defaults([NgramBase(), NgramBase(order=3)])
+    [{'kind': 'ngram'}, {'kind': 'ngram', 'order': 3}]
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = [each for each in fields(value) if each.name == _KIND or getattr(value, each.name) != _default(each)]
+        return {each.name: without_defaults(getattr(value, each.name)) for each in kept}
+    if isinstance(value, Mapping):
+        return {str(key): without_defaults(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_defaults(each) for each in value]
+    return value
+
+
+def _default(each: "Field[Any]") -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+@cache
+def package_version(package: str) -> str:
+    """Returns the version of an installed package."""
+    return version(package)

@@ -3,12 +3,9 @@
     key(stage) = fingerprint(version, its part of the recipe, what it reads, keys of the stages before)
 
 A stage works in a folder of its own. ``stage.json`` is written there last and holds the key and checksums of all files:
-while the key is the same, the stage is not done again. A folder that was begun with another key is emptied first, one
-that was begun with the same key resumes (``folder``). Which stages there are is up to the recipe; nothing here knows
-what they do.
-
-Under torchrun or ``accelerate launch`` all ranks call this. The first does what has no networks to train while the
-others wait; it alone writes the records in these folders.
+while the key is the same, the stage is not done again (``folder`` says when it resumes). Which stages there are is up
+to the recipe; nothing here knows what they do. Under torchrun or ``accelerate launch`` all ranks call this: the first
+does what has no networks to train while the others wait, and alone writes the records in these folders.
 """
 
 import json
@@ -27,10 +24,8 @@ from freenergy.core.checksums import digest_matches, write_with_checksums
 from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, exclusive_lock, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
-from freenergy.runs.folder import adopt, begin, check_free, withdraw
-from freenergy.runs.keys import key_of, package_version
+from freenergy.core.workers.pool import InProcess, WorkerPool
+from freenergy.runs.folder import adopt, begin, check_free, key_of, package_version, withdraw
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
 _SILENT, _IN_PROCESS, _ALONE = Silent(), InProcess(), Ranks()
@@ -273,5 +268,4 @@ def versions() -> dict[str, str]:
 
 
 def _cpu_seconds(workers: WorkerPool) -> float:
-    """Returns the CPU time of this process and of the workers."""
     return time.process_time() + workers.cpu_seconds

@@ -1,29 +1,17 @@
 """x ~ P: samplers of a target."""
 
-from freenergy.samplers.autoregressive import Autoregressive
-from freenergy.samplers.chain import Chain
-from freenergy.samplers.divergence import Divergence, divergence_curve
-from freenergy.samplers.metropolis import Metropolis
-from freenergy.samplers.registry import KERNELS, SAMPLERS, sampler_named
-from freenergy.samplers.rejection import QuasiRejection, Rejection
-from freenergy.samplers.resampling import Plain, Resampling
-from freenergy.samplers.sampled import Sampled, Sampler
-from freenergy.samplers.sequential import Sequential
-
-__all__ = [
-    "KERNELS",
-    "SAMPLERS",
-    "Autoregressive",
-    "Chain",
-    "Divergence",
-    "Metropolis",
-    "Plain",
-    "QuasiRejection",
-    "Rejection",
-    "Resampling",
-    "Sampled",
-    "Sampler",
-    "Sequential",
-    "divergence_curve",
-    "sampler_named",
-]
+from freenergy.samplers.autoregressive import Autoregressive as Autoregressive
+from freenergy.samplers.chain import Chain as Chain
+from freenergy.samplers.metropolis import Metropolis as Metropolis
+from freenergy.samplers.registry import KERNELS as KERNELS
+from freenergy.samplers.registry import SAMPLERS as SAMPLERS
+from freenergy.samplers.registry import sampler_named as sampler_named
+from freenergy.samplers.rejection import Divergence as Divergence
+from freenergy.samplers.rejection import QuasiRejection as QuasiRejection
+from freenergy.samplers.rejection import Rejection as Rejection
+from freenergy.samplers.rejection import divergence_curve as divergence_curve
+from freenergy.samplers.resampling import Plain as Plain
+from freenergy.samplers.resampling import Resampling as Resampling
+from freenergy.samplers.sampled import Sampled as Sampled
+from freenergy.samplers.sampled import Sampler as Sampler
+from freenergy.samplers.sequential import Sequential as Sequential

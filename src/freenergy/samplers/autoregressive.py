@@ -3,23 +3,14 @@
     x_t = v with probability â_v / Σ_u â_u,      â_v = q(v | c, x_<t) · Ẑ(c, x_<t v),      v, u in the top k of P_LM
     Ẑ(c, x_<t v) = (1/m) Σ_j w(x_<t v y_j),      y_j ~ q(· | c, x_<t v)
 
-q is P_LM restricted to its top k tokens at every step, in the roll-outs too. (With roll-outs of all tokens, a possible
-reading of section A.1, no residual model has the resulting law: steps would count futures that no later step can
-write.) So as m grows, or exactly where one token is left, the steps are those of a residual model:
-
-    law "restricted":  P(x) ∝ q(x) · e^{−E(x)},   w = e^{−E};      with every token kept, the residual model
-    law "model":       P(x) ∝ P_LM(x) · e^{−E(x)} on the strings that q can draw,      w = P_LM/q · e^{−E}
-
-At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With y_j = q(v) w_j / Σ_u a_u, whose
-mean is P(v), Jensen's inequality over all completions but one bounds it from below, and so the distance from above:
+q is P_LM restricted to its top k tokens at every step, in the roll-outs too: else steps would count futures that no
+later step can write. At a finite m a step's law is the mean of a ratio, which is not the ratio of means. With
+y_j = q(v) w_j / Σ_u a_u, whose mean is P(v), Jensen's inequality over all completions but one bounds the distance:
 
     E[P̂(v)] ≥ E[y / (1 + (y − P(v))/m)],      TV(step) ≤ Σ_v (P(v) − E[y / (1 + (y − P(v))/m)])⁺ = O(1/m)
-    TV(text) ≤ Σ_t E[TV(step t)],   over the texts that are written
+    TV(text) ≤ Σ_t E[TV(step t)],   over the texts that are written;   estimated from the same completions
 
-The bound is estimated from the same completions, so it is as good as they are.
-
-It is expensive: about k · m · L²/2 tokens of the base per text, where resampling with n candidates takes n · L. It
-shows how each token was chosen; to generate text, use resampling.
+It is expensive, about k · m · L²/2 tokens of the base per text, and there to show how each token was chosen.
 """
 
 import math

@@ -22,9 +22,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Scored
 from freenergy.core.truncation import ANCESTRAL, Truncation
-from freenergy.samplers.requests import DrawRequest, drive
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked
+from freenergy.samplers.sampled import SILENT, DrawRequest, Sampled, check_call, drive, picked
 
 
 @final

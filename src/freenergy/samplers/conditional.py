@@ -18,7 +18,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Model, Target
 from freenergy.core.sequences import Continuations
-from freenergy.lm.stepping import log_proposal
+from freenergy.lm.token_log_probs import log_proposal
 from freenergy.models.residual import residual_of
 from freenergy.partition.exact import check_in_space
 from freenergy.samplers.particles import Island

@@ -1,17 +1,11 @@
 """Metropolis independence sampling: chains that propose from the base and converge to the residual model.
 
     x' ~ q(· | c),      move to x' with probability min(1, w(x')/w(x)),      else stay     (``kernels.independence``)
-
-Whatever its start, after t steps a chain is near the target (Liu 1996; the chain is uniformly ergodic):
-
     TV(P, law after t steps)  ≤  (1 − Z/w_max)^t,        since from any x it goes to x' with at least (Z/w_max) · P(x')
 
 Z is estimated from the proposals, and w_max is given or the largest weight that was seen, so the distance is an
-estimate. Weights that were not seen make it too small.
-
-Several results are the ends of as many chains, not places along one: they are then independent, and each is as near as
-the distance says. A proposal does not depend on where a chain is, so those of many steps are drawn in one batch; the
-results are those of single steps.
+estimate (Liu 1996). Several results are the ends of as many chains, so they are independent. A proposal does not depend
+on where a chain is, so those of many steps are drawn in one batch.
 """
 
 import math

@@ -5,8 +5,7 @@
     if ESS(w) < share · N:  a_1 … a_N ~ w / Σw,   x_i ← x_{a_i},   w_i ← mean w
     at the end:             Ẑ = mean w,   E[Ẑ] = Z                    whatever g_t says before the end
 
-The last look is at whole continuations, where g is target over proposal. A continuation that has ended is whole: its g
-stays. Two promises hold for every number of particles: E[Ẑ] = Z, and if one particle is emitted by weight,
+The last look is at whole continuations, where g is target over proposal. If one particle is emitted by weight,
 
     KL(law of it ‖ target) ≤ log Z − E[log Ẑ],      TV(law, target) ≤ E|Ẑ/Z − 1| / 2 ≤ √Var(Ẑ) / (2 Z)
 

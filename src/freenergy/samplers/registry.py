@@ -3,6 +3,7 @@
 sampler_named("resampling", {"candidates": 64, "truncation.top_k": 10})
 sampler_named("single-site", {"steps": 500})          a kernel's name gives chains of it
 sampler_named("my_package.mine:Mine", {})             any class that can be imported
+choose_sampler(True, "metropolis", {"steps": 500}, {"top_k": 10})        truncation.top_k, as people write it
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ KERNELS = Registry[Kernel[Any]](
         "single-site": "freenergy.samplers.kernels.single_site:SingleSite",
     },
 )
+_OF_TRUNCATION = ("temperature", "top_k", "top_p")
 _CHAIN = [field.name for field in fields(Chain) if field.name != "kernel"]
 
 
@@ -67,3 +69,41 @@ def _chain(name: str, kernel: type[Kernel[Any]], settings: Mapping[str, Any]) ->
     own = configured(kernel, {key: value for key, value in settings.items() if key not in _CHAIN}, f"the kernel {name}")
     rest = {key: value for key, value in settings.items() if key in _CHAIN}
     return configured(Chain, rest, f"the sampler {name}", kernel=own)
+
+
+def sampler_names(has_energy: bool) -> list[str]:
+    """Return the names of the samplers that can sample a model; its default comes first."""
+    return [*SAMPLERS, *KERNELS] if has_energy else ["base"]
+
+
+def about_samplers(has_energy: bool) -> list[dict[str, Any]]:
+    """Return the same names, each with the names of its settings."""
+    return [{"id": name, "settings": sampler_settings(name)} for name in sampler_names(has_energy)]
+
+
+def choose_sampler(
+    has_energy: bool,
+    name: str | None,
+    settings: Mapping[str, Any],
+    short: Mapping[str, Any],
+    *,
+    allow_import: bool = False,
+) -> Sampler:
+    """Make the sampler of this name, or the default of the model: resampling, or the base where there is no energy.
+
+    ``short`` are settings under a name that many samplers share. A setting that the sampler does not have is refused.
+    """
+    name = name or sampler_names(has_energy)[0]
+    if not has_energy and name != "base":
+        raise UserError(
+            f"the sampler {name} needs an energy and this model has none: leave the sampler out, or choose base"
+        )
+    own = sampler_settings(name) if name in SAMPLERS or name in KERNELS else []
+    chosen = dict(settings)
+    for key, value in short.items():
+        place = f"truncation.{key}" if key in _OF_TRUNCATION and key not in own else key
+        if value is not None and place in chosen:
+            raise UserError(f"the setting {place} is given twice: give it once")
+        if value is not None:
+            chosen[place] = value
+    return sampler_named(name, chosen, allow_import=allow_import)

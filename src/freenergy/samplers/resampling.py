@@ -7,13 +7,9 @@ The law of what is emitted, with w the weight of x and W_{n−1} the sum of n �
     P_n(x) = n · q(x) · w(x) · E[1 / (w(x) + W_{n−1})]  ≥  P(x) · n / (n − 1 + w(x)/Z)            (Jensen)
     TV(P, P_n) ≤ E_P[(w/Z − 1)⁺ / (n − 1 + w/Z)],    which falls as 1/n where E_q[w²] is finite
 
-The bound is estimated from the same draws (w_i/Z by n·w_i/Σw), so it is as good as they are: the verdict says when they
-are bad. Several results of one context are chosen among the same candidates: with replacement each follows P_n, without
-only the first does. With a goal for the effective sample size, n depends on the weights that were seen, and the law
-above holds only approximately. The goal is checked every ``check_every`` candidates, whatever the batch size.
-
-``Plain`` keeps every draw: its target is the base itself, tempered and truncated as q is, so its distance is 0. The
-energy scores the draws without changing them, for comparison.
+The bound is estimated from the same draws (w_i/Z by n·w_i/Σw). Several results are chosen among the same candidates:
+with replacement each follows P_n, without only the first does; with a goal for the effective sample size the law holds
+only approximately. ``Plain`` keeps every draw: its target is the base itself, so its distance is 0.
 """
 
 from collections.abc import Generator
@@ -33,8 +29,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.models.residual import relative_to_base
 from freenergy.partition import log_partition
-from freenergy.samplers.requests import DrawRequest, drive
-from freenergy.samplers.sampled import SILENT, Sampled, check_call, picked
+from freenergy.samplers.sampled import SILENT, DrawRequest, Sampled, check_call, drive, picked
 
 
 @final

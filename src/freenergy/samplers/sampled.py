@@ -1,15 +1,19 @@
-"""What every sampler returns, and how it is called.
+"""What every sampler returns, and how it is called: at once, or in steps.
 
     sampler(target, num, rng) -> Sampled
+    steps  = sampling(sampler, target, num, rng)         yields what it needs from the models, returns ``Sampled``
+    result = drive(steps)                                answers each request at once
 
 A sampler is its settings. It reports which law it samples, how far its own law can be from that (``distance``: a bound
-on the total variation; None where none is known), whether that is a guarantee or an estimate from the draws, and its
-cost. One context at a time: its candidates fill the machine, and memory does not grow with the number of
-contexts.
+on the total variation; None where none is known), whether that is an estimate, and its cost; one context at a time.
+
+Who drives the steps decides when requests are answered and with which others: the server draws for many clients in one
+call, with the same results. A sampler with a method ``requests`` takes part in that; any other is one request.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar, cast, final, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,8 +24,11 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Model, Target
 from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.models.residual import Residual
 
 SILENT = Silent()
+T = TypeVar("T")
 
 
 @final
@@ -70,3 +77,87 @@ def check_call(target: Target[Model], num: int) -> None:
         raise UserError(f"{len(target)} contexts were given to a sampler: give one at a time")
     if num < 1:
         raise UserError(f"{num} results were asked for: ask for 1 or more")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawRequest:
+    """Up to ``num`` scored draws for each context of a target, from number ``first`` on."""
+
+    target: Target[Residual]
+    num: int
+    rng: Rng
+    first: int = 0
+    truncation: Truncation = ANCESTRAL
+    law: Law = "restricted"
+    batch_size: int = 256
+    label: str = "drawing"
+
+    def answer(self, progress: Progress = SILENT) -> Scored:
+        """Draw all of them."""
+        with progress.track(self.label, self.num * len(self.target), "candidates") as advance:
+            return self.target.model.propose(
+                self.target.contexts, self.num, self.target.space, self.rng.shift(candidates=self.first),
+                truncation=self.truncation, law=self.law, batch_size=self.batch_size, advance=advance,
+            )  # fmt: skip
+
+    def in_parts(self) -> "Generator[DrawRequest, Scored, Scored]":
+        """Request draws until all are there, however many come at a time."""
+        parts: list[Scored] = []
+        num = 0
+        while num < self.num:
+            parts.append((yield replace(self, first=self.first + num, num=self.num - num)))
+            num += parts[-1].num
+        return parts[0] if len(parts) == 1 else Scored.cat(parts, dim=1)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerRequest:
+    """One call of a sampler that shares no draws with others."""
+
+    sampler: Sampler
+    target: Target[Any]
+    num: int
+    rng: Rng
+
+    def answer(self, progress: Progress = SILENT) -> Sampled:
+        """Call it."""
+        return self.sampler(self.target, self.num, self.rng, progress)
+
+
+Request = DrawRequest | SamplerRequest
+
+
+def sampling(sampler: Sampler, target: Target[Any], num: int, rng: Rng) -> Generator[Request, Any, Sampled]:
+    """Call any sampler in steps."""
+    in_steps = getattr(sampler, "requests", None)  # of samplers whose draws can be made together with those of others
+    sampled: Sampled
+    if in_steps is not None:
+        sampled = yield from in_steps(target, num, rng)
+    else:
+        sampled = yield SamplerRequest(sampler=sampler, target=target, num=num, rng=rng)
+    return sampled
+
+
+def answered(steps: Generator[Any, Any, T], progress: Progress = SILENT) -> Generator[Any, None, T]:
+    """Answer each request at once, and pass on what is not a request: events."""
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return cast(T, end.value)
+        answer = step.answer(progress) if isinstance(step, DrawRequest | SamplerRequest) else (yield step)
+
+
+def drive(
+    steps: Generator[Any, Any, T], progress: Progress = SILENT, on_event: Callable[[Any], None] = lambda event: None
+) -> T:
+    """Answer all requests; the result is what the generator returns."""
+    events = answered(steps, progress)
+    while True:
+        try:
+            on_event(next(events))
+        except StopIteration as end:
+            return cast(T, end.value)

@@ -3,13 +3,9 @@
     ψ_t(x_≤t) = e^{−E(c, x_≤t)}       the twist: the energy of an unfinished continuation
     Ẑ = Σ_k n_k · Ẑ_k / Σ_k n_k       over islands of n_k particles each (``samplers.particles``)
 
-Plain resampling draws whole continuations and discards nearly all of them. Here the bad ones are dropped after some
-tokens, and copies of good ones continue in their place. Any twist gives an unbiased Ẑ; the best is
-ψ_t = E[e^{−E(c, x)} | x_≤t], which an energy that was fitted at several lengths (``training.lengths``) approximates.
-Tokens come from the base itself, so even the best twist leaves the noise of what is drawn between two looks.
-
-Particles that do not fit into memory at once are run as islands; a particle is emitted by its weight among all.
-Results of one run share ancestors, so they are alike; independent results need a run each.
+Bad continuations are dropped after some tokens, and copies of good ones continue in their place. Any twist gives an
+unbiased Ẑ; the best is ψ_t = E[e^{−E(c, x)} | x_≤t], which an energy that was fitted at several lengths
+(``training.lengths``) approximates. Results of one run share ancestors; independent results need a run each.
 """
 
 import math

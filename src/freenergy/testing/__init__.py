@@ -1,4 +1,4 @@
-"""Public checks: does my class play its role? One module per role; each check raises an AssertionError.
+"""Public checks: does my class play its role? One check per role; each raises an AssertionError.
 
     from freenergy.testing import check_language_model, check_sample_only
     check_language_model(my_lm, contexts=[[1, 2], [3]], length=2)
@@ -7,26 +7,15 @@
 known; ``freenergy.testing.networks`` and ``freenergy.testing.runs`` make tiny transformers and tiny runs for tests.
 """
 
-from freenergy.testing.energies import check_energy
-from freenergy.testing.enumerating import EnumeratingRng, branches, law
-from freenergy.testing.language_models import check_language_model, check_sample_only
-from freenergy.testing.noise import check_noise
-from freenergy.testing.objectives import check_objective
-from freenergy.testing.partition import check_estimator
-from freenergy.testing.samplers import check_kernel, check_sampler
-from freenergy.testing.worlds import World
-
-__all__ = [
-    "EnumeratingRng",
-    "World",
-    "branches",
-    "check_energy",
-    "check_estimator",
-    "check_kernel",
-    "check_language_model",
-    "check_noise",
-    "check_objective",
-    "check_sample_only",
-    "check_sampler",
-    "law",
-]
+from freenergy.testing.enumerating import EnumeratingRng as EnumeratingRng
+from freenergy.testing.enumerating import World as World
+from freenergy.testing.enumerating import branches as branches
+from freenergy.testing.enumerating import law as law
+from freenergy.testing.models import check_energy as check_energy
+from freenergy.testing.models import check_language_model as check_language_model
+from freenergy.testing.models import check_sample_only as check_sample_only
+from freenergy.testing.targets import check_estimator as check_estimator
+from freenergy.testing.targets import check_kernel as check_kernel
+from freenergy.testing.targets import check_sampler as check_sampler
+from freenergy.testing.training import check_noise as check_noise
+from freenergy.testing.training import check_objective as check_objective

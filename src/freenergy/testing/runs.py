@@ -22,12 +22,7 @@ preset = "tiny"
 block = 16
 dropout = 0.1
 validation_tokens = 500
-[base.optimisation]
-steps = 40
-batch_size = 4
-accumulate = 2
-validate_every = 10
-checkpoint_seconds = 0.0
+optimisation = { steps = 40, batch_size = 4, accumulate = 2, validate_every = 10, checkpoint_seconds = 0.0 }
 """,
     "counts": """
 [base]
@@ -52,20 +47,10 @@ order = 2
     "product": """
 [energy]
 kind = "product"
-[[energy.parts]]
-kind = "ngram"
-order = 3
-[[energy.parts]]
-kind = "probe"
-[[energy.parts]]
-kind = "log-ratio"
+parts = [{ kind = "ngram", order = 3 }, { kind = "probe" }, { kind = "log-ratio" }]
 [training]
 negatives = 2
-[training.optimisation]
-steps = 12
-batch_size = 4
-validate_every = 4
-checkpoint_seconds = 0.0
+optimisation = { steps = 12, batch_size = 4, validate_every = 4, checkpoint_seconds = 0.0 }
 """,
 }
 _BASELINE: Final = """

@@ -37,9 +37,8 @@ from freenergy.core.scored import Scored
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.lm.stepping import started
 from freenergy.models.residual import Residual
-from freenergy.samplers.requests import DrawRequest, Request, answered, sampling
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT, Sampled, Sampler, check_call
+from freenergy.samplers.sampled import SILENT, DrawRequest, Request, Sampled, Sampler, answered, check_call, sampling
 
 T = TypeVar("T")
 

@@ -25,19 +25,17 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenize_pair import join
-from freenergy.energies.load import load_energy
 from freenergy.energies.module import Persistent
+from freenergy.energies.registry import load_energy
 from freenergy.lm.load import load_lm, save_lm
 from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual, no_energy
 from freenergy.partition.next_token import next_token
-from freenergy.samplers.requests import drive
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import SILENT, Sampler
+from freenergy.samplers.sampled import SILENT, Sampler, drive
 from freenergy.text.model_card import model_card
-from freenergy.text.next_table import NextTable
 from freenergy.text.ranking import Ranking
-from freenergy.text.texts import Texts
+from freenergy.text.texts import NextTable, Texts
 from freenergy.text.write import Added, Event, Generation, OnChunk, TextPlan, Writing, generate, stream
 
 RECORD = "joint.json"

@@ -68,23 +68,14 @@ class Ranking:
                 "at why the energy forbids these"
             )
         order = log_score.argsort(descending=True, stable=True)  # of equals the earlier one is first
-        numbers = (scores.log_base[0], scores.energy[0], log_score, log_score.softmax(0), order.argsort() + 1)
-        rows = zip(*(column.tolist() for column in numbers), strict=True)
+        columns = (scores.log_base[0], scores.energy[0], log_score, log_score.softmax(0), order.argsort() + 1)
         names = ("log_base", "energy", "log_score", "share", "rank")
-        return cls(
-            prefix,
-            tuple(
-                Ranked(
-                    text=text,
-                    tokens=len(how.tokens),
-                    is_apart=how.is_apart,
-                    reads_as=how.reads_as,
-                    **dict(zip(names, row, strict=True)),
-                )
-                for text, how, row in zip(texts, joined.texts, rows, strict=True)
-            ),
-            has_log_prob,
-        )
+        ranked = [
+            Ranked(text=text, tokens=len(how.tokens), is_apart=how.is_apart, reads_as=how.reads_as,
+                   **dict(zip(names, row, strict=True)))
+            for text, how, *row in zip(texts, joined.texts, *(column.tolist() for column in columns), strict=True)
+        ]  # fmt: skip
+        return cls(prefix, tuple(ranked), has_log_prob)
 
     @property
     def best(self) -> Ranked:
@@ -119,5 +110,4 @@ class Ranking:
 
 
 def _short(text: str) -> str:
-    """As a literal, on one line."""
     return repr(text if len(text) <= 60 else text[:59] + "…")

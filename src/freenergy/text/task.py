@@ -65,10 +65,7 @@ class GenerationTask:
                 yield Failed(prefix, str(error))
 
     def key(self, model: Any) -> dict[str, Any]:
-        """Return all that decides the texts, so that a file that was begun under the same is resumed.
-
-        ``model`` names the model: a file that another one has begun is not resumed.
-        """
+        """Return all that decides the texts, ``model`` naming the model: a file begun under the same key is resumed."""
         lines = self.prefixes if isinstance(self.prefixes, str) else file_hash(self.prefixes)
         how = {"seed": self.seed, "space": repr(self.space), "writing": repr(self.writing)}
         return {"prefixes": lines, "model": model, **how}

@@ -1,4 +1,4 @@
-"""What was written, as text: to read, to print, as JSON and as a data frame."""
+"""What was written, or may come next, as text: to read, to print, as JSON and as a data frame."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +11,14 @@ from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
 from freenergy.partition import log_partition
 from freenergy.partition.estimate import LARGE_SHARE
+from freenergy.partition.next_token import NextRow, NextToken
 from freenergy.samplers.sampled import Sampled
 
 if TYPE_CHECKING:
     import pandas
 
+
+COLUMNS = ("next", "base", "model", "± s.e.", "rank", "effective")  # of the next-token table
 _TARGETS = {
     "model": "the residual model on the strings that the proposal can draw",
     "restricted": "the residual model restricted to the truncated base",
@@ -188,7 +191,8 @@ def evidence_lines(steps: Sequence[Sampled]) -> list[str]:
     accepted = [row["acceptance"] for row in numbers if row["acceptance"] is not None]
     rate = f"{100 * min(accepted):.3g} % of proposals accepted; " if accepted else ""
     how = "estimated" if any(step.is_estimated for step in steps) else "for sure"
-    far = _far([step.distance for step in steps], how)
+    known = [step.distance for step in steps if step.distance is not None]
+    far = f"at most {max(known):.2g} ({how})" if len(known) == len(steps) else "not known"
     if any(row.get("largest_share", 0.0) > LARGE_SHARE for row in numbers):
         far = "not known, since one candidate carries most of the weight"
     lines.append(
@@ -196,11 +200,6 @@ def evidence_lines(steps: Sequence[Sampled]) -> list[str]:
         f"{sum(step.base_tokens for step in steps):,} base tokens"
     )
     return lines
-
-
-def _far(distances: list[float | None], how: str) -> str:
-    known = [distance for distance in distances if distance is not None]
-    return f"at most {max(known):.2g} ({how})" if len(known) == len(distances) else "not known"
 
 
 def _target(step: Sampled) -> str:
@@ -222,3 +221,46 @@ def data_frame(rows: list[dict[str, Any]]) -> "pandas.DataFrame":
 def finite(value: float) -> float | None:
     """Return the number, or None where JSON has none for it."""
     return value if abs(value) < float("inf") else None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NextTable:
+    """The likeliest next tokens of the base under both models: Table 3 of Deng et al. 2020 with standard errors."""
+
+    prefix: str
+    found: NextToken
+    tokenizer: Tokenizer
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of a table as text; the last row is all other tokens."""
+        strata = [*self.found.rows, *([self.found.other] if self.found.other else [])]
+        return [
+            [
+                self._text(row),
+                f"{row.base:.4f}",
+                f"{row.joint:.4f}",
+                "exact" if self.found.is_exact else f"{row.standard_error:.4f}",
+                "" if row.joint_rank is None else str(row.joint_rank),
+                "" if row.ess is None else f"{row.ess:.1f}",
+            ]
+            for row in strata
+        ]
+
+    def __str__(self) -> str:
+        rows = [list(COLUMNS), *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([*lines, *([f"mind: {verdict}"] if (verdict := self.found.verdict()) else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain numbers, each token with its text."""
+        found = self.found.to_json()
+        for row, plain in zip(self.found.rows, found["rows"], strict=True):
+            plain["text"] = self._text(row)
+        return {"prefix": self.prefix, **found}
+
+    def _text(self, row: NextRow) -> str:
+        if row.token is None:
+            return "(other)"
+        return "(end of document)" if row.token == self.tokenizer.eos else self.tokenizer.decode([row.token])

@@ -14,9 +14,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Target
 from freenergy.corpus import Tokenizer
 from freenergy.models.residual import Residual
-from freenergy.samplers.requests import Request, sampling
 from freenergy.samplers.resampling import Resampling
-from freenergy.samplers.sampled import Sampled, Sampler
+from freenergy.samplers.sampled import Request, Sampled, Sampler, sampling
 from freenergy.text.chunks import Chunk, Drawn, check_look_ahead, watched, writing_steps
 from freenergy.text.texts import Text, Texts
 
@@ -91,7 +90,6 @@ def generate(target: Target[Residual], tokenizer: Tokenizer, prefix: str, rng: R
 def _one_text(
     target: Target[Residual], tokenizer: Tokenizer, rng: Rng, writing: Writing, r: int
 ) -> Generator[Request | Event, Any, list[Chunk]]:
-    """Write text r chunk by chunk."""
     steps = writing_steps(
         target, rng, chunks=writing.chunks, sampler=writing.sampler, eos=tokenizer.eos, look_ahead=writing.look_ahead,
         max_context=writing.max_context, max_tokens=writing.max_tokens, is_shortened=writing.is_shortened,
@@ -131,13 +129,9 @@ def of_sampled(sampled: Sampled, tokenizer: Tokenizer) -> tuple[Text, ...]:
             has_ended=tokenizer.eos in x,
         )
         for drawn, log_base, E, share in rows
-        for x in [_until(drawn, tokenizer.eos)]
+        # what follows the end of the document belongs to another
+        for x in [drawn[: drawn.index(tokenizer.eos) + 1] if tokenizer.eos in drawn else drawn]
     )
-
-
-def _until(tokens: list[int], eos: int) -> list[int]:
-    """Drop what follows the end of the document: it belongs to another."""
-    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
 def _cut(text: Text, max_tokens: int | None, tokenizer: Tokenizer) -> Text:

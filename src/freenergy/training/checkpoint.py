@@ -1,14 +1,18 @@
-"""The state of a training run in one file that is complete or absent.
+"""What training carries from step to step, in one file that is complete or absent.
 
-Weights, Adam's moments and the loop's few numbers go into one safetensors file, the numbers as JSON in its metadata, so
-that no two files can disagree. Randomness needs no saving: every step draws from a stream named by its number.
+    θ̄ ← d·θ̄ + (1 − d)·θ,    d = min(ema, (1 + step) / (10 + step))        the moving average of the weights
 
-The file is the same whatever number of ranks has made it. Weights that are sharded over ranks are gathered one by one
-into the memory of the first, which writes; every rank reads them all and keeps its part.
+The first steps count less by the second term, so that the average does not stay near the initial weights.
+
+Weights, Adam's moments, the average and the loop's few numbers go into one safetensors file, the numbers as JSON in its
+metadata, so that no two files can disagree. Randomness needs no saving: every step draws from a stream named by its
+number. The file is the same whatever number of ranks has made it. Weights that are sharded over ranks are gathered one
+by one into the memory of the first, which writes; every rank reads them all and keeps its part.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,7 +24,6 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, corruption_as_user_error
-from freenergy.training.average import Average
 from freenergy.training.distributed.ranks import Ranks
 
 _ALONE = Ranks()
@@ -34,6 +37,38 @@ class TrainingState:
     step: int = 0
     best_value: float = float("inf")
     validations_since_best: int = 0
+
+
+@final
+class Average:
+    """The exponential moving average of a module's trainable weights; with ``ema`` = 0 the weights themselves."""
+
+    def __init__(self, module: nn.Module, ema: float) -> None:
+        self.ema = ema
+        self._weights = {name: w for name, w in module.named_parameters() if w.requires_grad} if ema else {}
+        self.tensors: dict[str, Tensor] = {name: w.detach().clone() for name, w in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Updates the average with the weights after a step."""
+        d = min(self.ema, (1 + step) / (10 + step))
+        for name, w in self._weights.items():
+            self.tensors[name].lerp_(w, 1 - d)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within this block the module holds the average."""
+        present = {name: w.detach().clone() for name, w in self._weights.items()}
+        self._fill(self.tensors)
+        try:
+            yield
+        finally:
+            self._fill(present)
+
+    @torch.no_grad()
+    def _fill(self, tensors: dict[str, Tensor]) -> None:
+        for name, w in self._weights.items():
+            w.copy_(tensors[name])
 
 
 def save(

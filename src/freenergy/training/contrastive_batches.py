@@ -1,4 +1,4 @@
-"""Data and negatives side by side, as an energy reads them in training.
+"""Data and negatives side by side, as an energy reads them in training, and the law of the negatives.
 
     x = [datum, negative 1, …, negative K]      [B, 1 + K], one shared prefix per row
 
@@ -10,40 +10,44 @@ draws of P_LM(x_≤t | c), so the optimum of every cut is the log-ratio of margi
     E(x_≤t) = log P_LM(x_≤t | c) − log truth(x_≤t | c)  +  a constant of t
 
 and where the whole energy is at its optimum too, e^{−E(x_≤t)} is proportional to E_{P_LM}[e^{−E(x)} | x_≤t].
+
+Of a noise q that is not the base, training needs
+
+    log_ratio(x) = log q(x | c) − log P_LM(x | c)         of data and of negatives, for ``Scores.relative``
+    own loss     = − Σ log q_φ(x⁺ | c) / Σ tokens of x⁺   of a noise that learns
+
+The objective sees q_φ without gradient. With the log-ratio the optimum of training is P_data, whatever q is. Without it
+(the law of infilled text is unknown, and a truncated q is zero on some data) the energy is trained relative to q.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Noise, NoiseState, Scores
+from freenergy.core.roles import LanguageModel, Noise, NoiseState, Scores
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Windows
+from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import NegativeStore
+
+_WINDOWS = 32  # read at a time for their law
 
 
 @runtime_checkable
 class Contrast(Protocol):
-    """Provides windows, each with negatives of the same prefix."""
+    """Provides windows, each with negatives of the same prefix; ``init`` is the state of the noise before them."""
 
-    def __len__(self) -> int:
-        """How many windows."""
-        ...
-
-    def batch(
+    def __len__(self) -> int: ...
+    def init(self, rng: Rng) -> NoiseState: ...  # noqa: D102
+    def batch(  # noqa: D102
         self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
-    ) -> "ContrastiveBatch":
-        """The windows at these places, the datum first and ``num`` negatives after it; ``state`` is the noise's."""
-        ...
-
-    def init(self, rng: Rng) -> NoiseState:
-        """Returns the state of the noise before the first batch."""
-        ...
+    ) -> "ContrastiveBatch": ...
 
 
 @final
@@ -106,7 +110,7 @@ class StoredContrast:
     def batch(
         self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
     ) -> ContrastiveBatch:
-        """A random choice of each window's negatives, without replacement."""
+        """The windows at these places, the datum first and a random choice of its negatives after it."""
         K = self.store.per_prefix
         if num > K:
             raise UserError(
@@ -146,9 +150,65 @@ class FreshContrast:
     def batch(
         self, index: Int[Tensor, " batch"], num: int, rng: Rng, state: NoiseState | None = None
     ) -> ContrastiveBatch:
-        """New negatives, from the stream of this step."""
+        """The windows at these places with new negatives, from the stream of this step; ``state`` is the noise's."""
         data = self.windows.examples(self.rows[index])
         after, draws = self.noise.draw(None, state or {}, data, num, rng.child("negatives"))
         x = Continuations.cat([data.x, draws.x.to(data.x.tokens.device)], dim=1)
         log_base, log_noise = (each.double().cpu() for each in (draws.log_base, draws.log_proposal))
         return ContrastiveBatch(x, index, log_base=log_base, log_noise=log_noise, state=after)
+
+
+@final
+class NoiseLaw:
+    """The law of ``noise`` relative to ``base``."""
+
+    def __init__(self, noise: Noise, base: LanguageModel) -> None:
+        self.noise, self.base = noise, base
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The weights of a noise that learns, or None."""
+        module: nn.Module | None = getattr(self.noise, "module", None)
+        return module
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the noise relative to the energy's."""
+        return float(getattr(self.noise, "rate", 1.0))
+
+    def of(self, batch: ContrastiveBatch) -> Float[Tensor, "batch candidates"]:
+        """Returns the log-ratio of a batch; negatives that are whole came with theirs, except from a mixture."""
+        if batch.log_noise is None or batch.log_base is None or isinstance(self.noise, Mixture):
+            return self.log_ratio(batch.x)
+        data = self.log_ratio(batch.x.candidates(slice(0, 1)))
+        return torch.cat([data, batch.log_noise - batch.log_base], dim=1)
+
+    @torch.no_grad()
+    def log_ratio(self, x: Continuations) -> Float[Tensor, "batch candidates"]:
+        """Returns the log-ratio of any continuations, from reading them."""
+        found = self._log_noise(x).double().cpu() - self.base.log_prob(x).double().cpu()
+        if not found.isfinite().all():
+            raise UserError(
+                "the noise never draws some of the text that it is compared with, so its law cannot correct for it: "
+                "leave top_k and top_p out of one source of negatives"
+            )
+        return found
+
+    def of_all(self, contrast: StoredContrast, lengths: Sequence[int | None]) -> Float[Tensor, "rows candidates"]:
+        """Returns the log-ratio of all windows with all their negatives, cut to each of the lengths in turn."""
+        parts = []
+        for length in lengths:
+            for index in torch.arange(len(contrast)).split(_WINDOWS):
+                x = contrast.all(index)
+                parts.append(self.log_ratio(x if length is None else cut(x, length)))
+        return torch.cat(parts)
+
+    def own_loss(self, data: Continuations) -> Float[Tensor, ""]:
+        """Returns the cross-entropy of the data under the noise, in nats per token, with gradient."""
+        return -self._log_noise(data).sum() / data.lengths.sum().clamp(min=1)
+
+    def _log_noise(self, x: Continuations) -> Tensor:
+        found = self.noise.log_noise(x)
+        if found is None:
+            raise UserError(f"the law of {type(self.noise).__name__} is unknown: train relative to it, without a law")
+        return found

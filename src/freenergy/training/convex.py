@@ -7,15 +7,14 @@ learning rate and no randomness. Autograd goes through the objective alone, g = 
 ∂/∂w = −zᵀ g + l2 · w is a matrix product.
 
 Objectives are means over windows, so value and slope are sums over chunks of windows, each weighted by its share of M.
-Features come as tensors or in ``Pieces``; with a ``scratch`` folder z stands on disk, and no array grows with M × F.
+Features [M, 1 + K, F] come in ``Pieces``; with a ``scratch`` folder z stands on disk, and no array grows with M × F.
 
 Legend: M windows, K negatives of each. Where windows are read at several cuts, each cut of each is a row of its own.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -28,18 +27,14 @@ from freenergy.core.roles import Objective
 from freenergy.energies.features import FeatureEnergy
 from freenergy.partition.certificate import certified_gain
 from freenergy.training.contrastive_batches import scores_of
-from freenergy.training.feature_chunks import Pieces, laid_flat
+from freenergy.training.feature_cache import Pieces, laid_flat
 
-# [M, 1 + K, F] in pieces, or of the data [M, 1, F] and of the negatives [M, K, F]
-Features = Pieces | tuple[Float[Tensor, "_ 1 _"], Float[Tensor, "_ _ _"]]
 Offset = Float[Tensor, "_ _"]  # [M, 1 + K]
-_GRID = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+_ITERATIONS = 1000
 _BATCH_SIZE = 1 << 22  # features that an evaluation has before it: 16 or 32 MB
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """How the fit went."""
 
     iterations: int
@@ -47,9 +42,7 @@ class Fit:
     converged: bool
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The penalty that held-out text prefers."""
 
     l2: float
@@ -60,12 +53,11 @@ class Choice:
 
 def fit_convex(
     parts: Sequence[FeatureEnergy],
-    features: Sequence[Features],
+    features: Sequence[Pieces],
     objective: Objective,
     l2: float,
     offset: Offset | None = None,
     *,
-    iterations: int = 1000,
     scratch: Path | None = None,
 ) -> Fit:
     """Set μ, σ, w and b of the parts to the optimum; ``offset`` is E_0 of [data, negatives], 0 where None.
@@ -73,28 +65,27 @@ def fit_convex(
     b is fitted in the first part alone, and stays 0 where the objective does not see a constant added to all energies.
     """
     problem = _Problem(parts, features, objective, offset, scratch)
-    fit, at = problem.solve(l2, np.zeros(problem.size), iterations)
+    fit, at = problem.solve(l2, np.zeros(problem.size))
     problem.keep(at)
     return fit
 
 
 def choose_l2(
     parts: Sequence[FeatureEnergy],
-    features: Sequence[Features],
-    held_out: Sequence[Features],
+    features: Sequence[Pieces],
+    held_out: Sequence[Pieces],
     objective: Objective,
-    grid: Sequence[float] = _GRID,
+    grid: Sequence[float],
     offset: Offset | None = None,
     held_out_offset: Offset | None = None,
     *,
-    iterations: int = 1000,
     scratch: Path | None = None,
 ) -> Choice:
     """Fit with each penalty, strongest first, each from where the last one ended; keep the best on held-out windows."""
     problem = _Problem(parts, features, objective, offset, scratch)
     at, table, fits = np.zeros(problem.size), [], []
     for l2 in sorted(grid, reverse=True):
-        fit, at = problem.solve(l2, at, iterations)
+        fit, at = problem.solve(l2, at)
         problem.keep(at)
         energy = joint_energy(parts, held_out)
         energy = energy if held_out_offset is None else energy + held_out_offset
@@ -108,7 +99,7 @@ def choose_l2(
 
 def cross_fitted(
     parts: Sequence[FeatureEnergy],
-    features: Sequence[Features],
+    features: Sequence[Pieces],
     objective: Objective,
     l2: float,
     offset: Offset | None = None,
@@ -123,33 +114,27 @@ def cross_fitted(
     With several ``cuts`` every window appears once per cut, and all cuts of a window are left out together.
     """
     kept = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
-    every = [_pieces(each) for each in features]
-    rows, candidates, _ = every[0].shape
+    rows, candidates, _ = features[0].shape
     windows = rows // cuts
     fold = (torch.arange(windows) % folds).repeat(cuts)
     E = torch.zeros(rows, candidates, dtype=torch.float64)
     for k in range(min(folds, windows) if windows > 1 else 0):  # one window alone has no others to learn from
         others, own = fold != k, fold == k
-        some = [each.some(others) for each in every]
+        some = [each.some(others) for each in features]
         fit_convex(parts, some, objective, l2, None if offset is None else offset[others], scratch=scratch)
-        E[own] = joint_energy(parts, [each.some(own) for each in every])
+        E[own] = joint_energy(parts, [each.some(own) for each in features])
     for part, state in zip(parts, kept, strict=True):
         part.load_state_dict(state)
     return E
 
 
 @torch.no_grad()
-def joint_energy(parts: Sequence[FeatureEnergy], features: Sequence[Features]) -> Float[Tensor, "M candidates"]:
+def joint_energy(parts: Sequence[FeatureEnergy], features: Sequence[Pieces]) -> Float[Tensor, "M candidates"]:
     """Compute Σ_parts E of the data (first column) and the negatives."""
     columns = [
-        torch.cat([part.energy_of(piece).cpu() for piece in _pieces(each)])
-        for part, each in zip(parts, features, strict=True)
+        torch.cat([part.energy_of(piece).cpu() for piece in each]) for part, each in zip(parts, features, strict=True)
     ]
     return torch.stack(columns).sum(0)
-
-
-def _pieces(features: Features) -> Pieces:
-    return features if isinstance(features, Pieces) else Pieces.of(*features)
 
 
 @final
@@ -159,7 +144,7 @@ class _Problem:
     def __init__(
         self,
         parts: Sequence[FeatureEnergy],
-        features: Sequence[Features],
+        features: Sequence[Pieces],
         objective: Objective,
         offset: Offset | None,
         scratch: Path | None = None,
@@ -167,27 +152,29 @@ class _Problem:
         if not parts or len(parts) != len(features):
             raise UserError(f"{len(parts)} energies and features for {len(features)}: give features for each energy")
         self.parts, self.objective, self.offset = parts, objective, offset
-        every = [_pieces(each) for each in features]
-        self.rows, self.columns, _ = every[0].shape
+        self.rows, self.columns, _ = features[0].shape
         self.z: list[np.ndarray] = []  # of each part [M, 1 + K, F]
-        for part, pieces in zip(parts, every, strict=True):
-            _check(part, pieces, every[0])
-            part.fit_scale_of(pieces)
+        for part, pieces in zip(parts, features, strict=True):
+            wanted = (self.rows, self.columns, len(part.names))
+            if pieces.shape != wanted:
+                raise UserError(
+                    f"the features of {type(part).__name__} have shape {pieces.shape} and not {wanted}: compute those "
+                    "of every part for the same windows and negatives"
+                )
+            part.fit_scale(pieces)
             self.z.append(laid_flat(map(part.standardised, pieces), pieces.shape, scratch))
         self.bounds = np.cumsum([0, *(z.shape[2] for z in self.z)])
         self.size = int(self.bounds[-1]) + 1
         # a ranking objective does not see a constant, and rounding would move b
         self.has_bias = abs(self._value_at(1.0) - self._value_at(0.0)) > 1e-9
 
-    def solve(
-        self, l2: float, start: Float64[np.ndarray, " size"], iterations: int
-    ) -> tuple[Fit, Float64[np.ndarray, " size"]]:
+    def solve(self, l2: float, start: Float64[np.ndarray, " size"]) -> tuple[Fit, Float64[np.ndarray, " size"]]:
         """Minimise by L-BFGS from ``start``."""
         if not l2 >= 0:
             raise UserError(f"l2 is {l2}: set it to 0 or more")
         # features in float32 give slopes with an error of some 1e-6, and a search for a better zero would fail
         slope, gain = (1e-7, 1e-13) if all(z.dtype == np.float64 for z in self.z) else (1e-5, 1e-10)
-        options = {"maxiter": iterations, "maxcor": 30, "gtol": slope, "ftol": gain, "maxfun": 2 * iterations}
+        options = {"maxiter": _ITERATIONS, "maxcor": 30, "gtol": slope, "ftol": gain, "maxfun": 2 * _ITERATIONS}
         found = minimize(self.value_and_slope, start, args=(l2,), jac=True, method="L-BFGS-B", options=options)
         return Fit(int(found.nit), float(found.fun), bool(found.success)), found.x
 
@@ -237,13 +224,3 @@ class _Problem:
     def _value_at(self, constant: float) -> float:
         """Return the objective where every energy is the offset and a constant."""
         return sum(float(self._loss(self._offset(some) + constant)) for some in self._chunks())
-
-
-def _check(part: FeatureEnergy, features: Pieces, first: Pieces) -> None:
-    """Check that all parts have features of the same windows, one number for each weight."""
-    wanted = (*first.shape[:2], len(part.names))
-    if features.shape != wanted:
-        raise UserError(
-            f"the features of {type(part).__name__} have shape {features.shape} and not {wanted}: compute those of "
-            "every part for the same windows and negatives"
-        )

@@ -1,23 +1,31 @@
-"""Features of stored windows, computed once for all energies of a run that read them alike.
+"""Features of stored windows, computed once for all energies of a run that read them alike, and read piece by piece.
 
     features/<mark>/00032.safetensors      of the windows from the 32nd on, [windows, 1 + K, F], the datum first
+    φ [M, 1 + K, F] = piece, piece, …  →  z [M, 1 + K, F], standardised, in one flat file that is mapped from disk
 
 The mark names what the features depend on: the energy's settings and counts, the windows with their draws (which name
 the base, the tokenizer and the corpus), and the length that they are cut to. An energy that is fitted again, alone or
-in another product, finds them.
+in another product, finds them. A fit looks at all features some hundred times, and they do not fit into memory: φ is
+read a few times, to know its means and to write z, and then every evaluation goes over z through the operating system's
+page cache.
+
+Legend: M windows, K negatives of each, F features.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import final
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import atomic_write, fingerprint, read_tensors
+from freenergy.core.files import atomic_write, disk_full_as_user_error, fingerprint, read_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
@@ -25,27 +33,72 @@ from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.module import EnergySum
 from freenergy.training.contrastive_batches import StoredContrast, cut
-from freenergy.training.feature_chunks import Pieces
 
 
 @final
-class FeatureCache:
-    """Reads windows in chunks of ``batch_size``, cut to ``length`` if any.
+class Pieces:
+    """Features of M windows in order; every iteration reads them again.
 
-    With ``leave_self_out`` the windows are of the training text.
+    >>> two = Pieces((3, 1, 1), lambda: iter([torch.ones(2, 1, 1), torch.zeros(1, 1, 1)]))
+    >>> [len(piece) for piece in two.some(torch.tensor([False, True, True]))]
+    [1, 1]
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        contrast: StoredContrast,
-        *,
-        leave_self_out: bool,
-        batch_size: int = 32,
-        length: int | None = None,
-    ) -> None:
-        self.folder, self.contrast, self.leave_self_out, self.batch_size = folder, contrast, leave_self_out, batch_size
-        self.length = length
+    def __init__(self, shape: tuple[int, int, int], read: Callable[[], Iterator[Tensor]]) -> None:
+        self.shape, self._read = shape, read
+
+    @staticmethod
+    def joined(parts: "Sequence[Pieces]") -> "Pieces":
+        """Return the windows of all of them, one after the other."""
+        _, candidates, F = parts[0].shape
+        rows = sum(part.shape[0] for part in parts)
+        return Pieces((rows, candidates, F), lambda: (piece for part in parts for piece in part))
+
+    def some(self, keep: Bool[Tensor, " M"]) -> "Pieces":
+        """Return the windows where ``keep`` is true."""
+
+        def read() -> Iterator[Tensor]:
+            first = 0
+            for piece in self:
+                kept = piece[keep[first : first + len(piece)]]
+                first += len(piece)
+                if len(kept):
+                    yield kept
+
+        return Pieces((int(keep.sum()), *self.shape[1:]), read)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._read()
+
+
+def laid_flat(pieces: Iterable[Tensor], shape: tuple[int, int, int], folder: Path | None) -> np.ndarray:
+    """Write all pieces as one array [M, 1 + K, F]: in memory, or mapped from a nameless file in ``folder``.
+
+    The file has no name from the beginning, so that whatever ends the process frees its room.
+    """
+    if folder is None:
+        return np.concatenate([piece.cpu().numpy() for piece in pieces])
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = np.dtype(np.float32)
+    with disk_full_as_user_error(folder), TemporaryFile(dir=folder, prefix=".", suffix=".part") as file:
+        for piece in pieces:
+            array = piece.cpu().numpy()
+            kind = array.dtype
+            file.write(array.tobytes())
+        file.flush()
+        return np.asarray(np.memmap(file, dtype=kind, mode="r", shape=shape))
+
+
+@final
+@dataclass(frozen=True)
+class FeatureCache:
+    """Reads windows in chunks of ``batch_size``, cut to ``length`` if any."""
+
+    folder: Path
+    contrast: StoredContrast
+    leave_self_out: bool = field(kw_only=True)  # the windows are of the training text
+    batch_size: int = field(default=32, kw_only=True)
+    length: int | None = field(default=None, kw_only=True)
 
     def chunks(self) -> Iterator[Int[Tensor, " chunk"]]:
         """Return the windows in order, chunk by chunk."""
@@ -68,9 +121,10 @@ class FeatureCache:
         """Return features of one chunk, float32, from disk if they are there."""
         path = _path(self.place(energy), chunk)
         if not path.is_file():
-            found = self._read(energy, chunk).float().cpu().contiguous()
+            x = self._strings(chunk)
+            found = own_features(energy, x) if self.leave_self_out else energy.features(x)
             with atomic_write(path) as aside:
-                save_file({"features": found}, aside)
+                save_file({"features": found.float().cpu().contiguous()}, aside)
         return read_tensors(path)["features"]
 
     def place(self, energy: FeatureEnergy) -> Path:
@@ -88,10 +142,6 @@ class FeatureCache:
         """Return the numbers of the chunks whose features are not there."""
         place = self.place(energy)
         return [k for k, chunk in enumerate(self.chunks()) if not _path(place, chunk).is_file()]
-
-    def _read(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
-        x = self._strings(chunk)
-        return own_features(energy, x) if self.leave_self_out else energy.features(x)
 
     def _strings(self, chunk: Int[Tensor, " chunk"]) -> Continuations:
         x = self.contrast.all(chunk)
@@ -114,10 +164,6 @@ class FeatureCache:
 
 
 PrefetchFn = Callable[[FeatureEnergy, FeatureCache, str, Progress], None]
-
-
-def no_prefetch(energy: FeatureEnergy, cache: FeatureCache, label: str, progress: Progress) -> None:
-    """Do nothing: features are computed when they are needed."""
 
 
 def _path(place: Path, chunk: Int[Tensor, " chunk"]) -> Path:

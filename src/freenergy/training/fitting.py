@@ -13,8 +13,10 @@ Choices between fits (l2, early stopping) are by the gain on whole continuations
 Several ranks train networks together. The first fits linear parts, and it alone writes; the others read what it wrote.
 """
 
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from safetensors.torch import save_file
@@ -24,18 +26,18 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, read_json, read_tensors, write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
-from freenergy.energies.features import FeatureEnergy
+from freenergy.core.roles import LanguageModel
+from freenergy.corpus import Corpus
+from freenergy.energies.features import CONFIG, FeatureEnergy
 from freenergy.energies.int8 import int8_error, quantised
-from freenergy.energies.load import RECORD, load_energy
 from freenergy.energies.module import EnergyModule
 from freenergy.energies.product import Product
-from freenergy.energies.settings import EnergySettings
-from freenergy.training.build import Material, build_energy
-from freenergy.training.contrastive_batches import StoredContrast, cuts
+from freenergy.energies.registry import load_energy
+from freenergy.energies.settings import BuildInputs, EnergySettings
+from freenergy.training.contrastive_batches import Contrast, NoiseLaw, StoredContrast, cuts
 from freenergy.training.convex import choose_l2, cross_fitted
 from freenergy.training.distributed.ranks import Ranks
-from freenergy.training.feature_cache import FeatureCache
-from freenergy.training.feature_chunks import Pieces
+from freenergy.training.feature_cache import FeatureCache, Pieces, PrefetchFn
 from freenergy.training.learning_curve import learning_curve
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.settings import EnergyTraining
@@ -46,6 +48,18 @@ _LEFT = "linear-energies.safetensors"  # of the training windows, by fits that h
 _CURVE = "learning-curve.json"
 
 
+class Material(NamedTuple):
+    """What an energy is made of and learns from."""
+
+    base: LanguageModel
+    corpus: Corpus
+    train: Contrast
+    validation: StoredContrast
+    features: Path  # the folder where features of linear energies are kept
+    ahead: PrefetchFn | None = None  # has features computed before they are asked for
+    law: NoiseLaw | None = None  # of training negatives that are not the base's own, where it is known
+
+
 def train_energy(
     settings: EnergySettings, training: EnergyTraining, material: Material, folder: Path, rng: Rng, progress: Progress
 ) -> tuple[EnergyModule, dict[str, Any]]:
@@ -54,7 +68,7 @@ def train_energy(
     fitting = _Fitting(wanted, training, material, folder, rng, progress)
     linear = [i for i, part in enumerate(wanted) if part.fit == "convex"]
     # linear parts are fitted together, so that they are done together or not at all
-    is_fitted = all((folder / f"part-{i}" / RECORD).is_file() for i in linear)
+    is_fitted = all((folder / f"part-{i}" / CONFIG).is_file() for i in linear)
     fitting.linear = set(linear)
     for i in range(len(wanted)):
         fitting.take(i, from_scratch=i in linear and not is_fitted)
@@ -69,7 +83,8 @@ def train_energy(
         return energy, {}
     for path in [*folder.glob("training-*/*.safetensors"), *folder.glob("trunk-*/training/*.safetensors")]:
         path.unlink()
-    report: dict[str, Any] = {"parts": fitting.reports(len(wanted)), "validation": fitting.measure(energy)}
+    reports = [read_json(folder / f"part-{i}.json") for i in range(len(wanted))]
+    report: dict[str, Any] = {"parts": reports, "validation": fitting.measure(energy)}
     if (folder / _CURVE).is_file():
         report["learning_curve"] = read_json(folder / _CURVE)
     return energy, report | ({"certified_gain_by_length": fitting.by_length(energy)} if training.lengths > 1 else {})
@@ -101,15 +116,28 @@ class _Fitting:
 
     def take(self, i: int, *, from_scratch: bool) -> None:
         """Load part i if it is done, or build it."""
-        if (self.folder / f"part-{i}" / RECORD).is_file() and not from_scratch:
+        if (self.folder / f"part-{i}" / CONFIG).is_file() and not from_scratch:
             self.done[i] = self._read(i)
             return
-        settings, rng, trunk = self.wanted[i], self.rng.child("part", i), self.folder / f"trunk-{i}"
-        energy = build_energy(settings, self.training, self.material, trunk, rng, self.progress)
-        if settings.fit == "none":
-            self.keep(i, energy, settings.report())
+        material = self.material
+        inputs = BuildInputs(material.base, material.corpus, self.progress, partial(self._masked_trunk, i))
+        energy = self.wanted[i].build(inputs)
+        if self.wanted[i].fit == "none":
+            self.keep(i, energy, self.wanted[i].report())
         else:
             self.waiting[i] = energy
+
+    def _masked_trunk(self, i: int, preset: str, mask_share: float, dropout: float) -> Any:
+        """Train a network that fills masks, and keep it: it can infill negatives for another run."""
+        from freenergy.lm.checkpoints import save_checkpoint
+        from freenergy.training.tasks.language_model import train_masked_trunk
+
+        folder, rng, base = self.folder / f"trunk-{i}", self.rng.child("part", i), self.material.base
+        how = (self.material.corpus, self.training.masked, folder / "training", rng, self.progress)
+        model = train_masked_trunk(preset, *how, mask_share=mask_share, dropout=dropout)
+        if self.ranks.is_first:
+            save_checkpoint(model, folder / "model", eos=base.eos)
+        return model
 
     def fit_linear(self) -> None:
         """Fit all linear parts together, by L-BFGS."""
@@ -118,25 +146,26 @@ class _Fitting:
             return
         if "train" not in self.caches:
             raise UserError("linear energies are fitted to stored negatives: set negatives.fresh = false")
-        self._prefetch(list(parts.values()))
-        learned = [self._features(energy, "train", self.caches["train"]) for energy in parts.values()]
-        whole_ones = self.caches["validation"][-1:]
-        held_out = [self._features(energy, "validation", whole_ones) for energy in parts.values()]
-        self.progress.say(f"fitting {sum(len(part.names) for part in parts.values())} weights by L-BFGS")
-        offset = self._offset()
+        energies = list(parts.values())
+        if self.material.ahead is not None:
+            for energy, (label, caches) in product(energies, self.caches.items()):
+                for cache in caches:
+                    self.material.ahead(energy, cache, _words(label, cache), self.progress)
+        learned = [self._features(energy, "train", self.caches["train"]) for energy in energies]
+        held_out = [self._features(energy, "validation", self.caches["validation"][-1:]) for energy in energies]
+        self.progress.say(f"fitting {sum(len(energy.names) for energy in energies)} weights by L-BFGS")
+        offset, objective, grid = self._offset(), self.training.objective, self.training.l2
         offsets = self._with_law(offset.train if offset else None), offset.validation if offset else None
-        grid = self.training.l2
         scratch = self.material.features  # where there must be room for features anyway
-        objective = self.training.objective
         if self.training.curve:
             self.progress.say("fitting them to a quarter, a half and all of the windows, for the learning curve")
-            every = (list(parts.values()), learned, held_out, objective, grid, *offsets)
+            every = (energies, learned, held_out, objective, grid, *offsets)
             write_json(self.folder / _CURVE, learning_curve(*every, cuts=len(self.cuts), scratch=scratch))
-        chosen = choose_l2(list(parts.values()), learned, held_out, objective, grid, *offsets, scratch=scratch)
+        chosen = choose_l2(energies, learned, held_out, objective, grid, *offsets, scratch=scratch)
         if len(self.waiting) > len(parts):  # networks follow
             self.progress.say("fitting them again without each quarter of the windows, to see what they leave")
             rest = (objective, chosen.l2, offsets[0])
-            E = cross_fitted(list(parts.values()), learned, *rest, cuts=len(self.cuts), scratch=scratch)
+            E = cross_fitted(energies, learned, *rest, cuts=len(self.cuts), scratch=scratch)
             with atomic_write(self.folder / _LEFT) as aside:
                 save_file({"energy": E}, aside)
         for i, energy in parts.items():
@@ -174,7 +203,9 @@ class _Fitting:
         watch = Watch(self.progress, tokens, steps.batch_size * training.negatives)
         fit_watched(task, steps, folder, rng, self.progress, f"training {type(energy).__name__}", watch.line)
         weights = sum(weight.numel() for weight in energy.parameters())
-        report = {"kind": self.wanted[i].kind, "weights": weights} | steps_taken(folder)
+        records = read_records(folder)  # of all steps, whatever interrupted them
+        best = max(record["step"] for record in records if record["is_best"])
+        report = {"kind": self.wanted[i].kind, "weights": weights, "steps": len(records), "best_step": best}
         contrast = self.material.validation
         report |= energy.diagnose(lambda: contrast.all(torch.arange(len(contrast))), self.progress)
         self.keep(i, energy, report | (self._in_int8(energy) if self.wanted[i].reads_int8 else {}))
@@ -196,10 +227,6 @@ class _Fitting:
         self.done[i] = energy
         self.waiting.pop(i, None)
 
-    def reports(self, count: int) -> list[dict[str, Any]]:
-        """Return the report of each part."""
-        return [read_json(self.folder / f"part-{i}.json") for i in range(count)]
-
     def measure(self, energy: nn.Module, which: int = -1) -> dict[str, float]:
         """Measure the certified gain and accuracies on the validation windows, whole or at another cut."""
         E = self.caches["validation"][which].all_energies(energy, self.training.rows)
@@ -214,13 +241,6 @@ class _Fitting:
         """Return one cache per cut; the last, of whole continuations, is shared with other fits."""
         folder, lengths = self.material.features, (*self.cuts[:-1], None)
         return [FeatureCache(folder, contrast, leave_self_out=leave_self_out, length=length) for length in lengths]
-
-    def _prefetch(self, parts: list[FeatureEnergy]) -> None:
-        """Let workers, if there are any, compute features that will be needed here."""
-        for energy in parts:
-            for label, caches in self.caches.items():
-                for cache in caches:
-                    self.material.ahead(energy, cache, _words(label, cache), self.progress)
 
     def _features(self, energy: FeatureEnergy, label: str, caches: list[FeatureCache]) -> Pieces:
         """Return features of all windows, cut after cut."""
@@ -244,9 +264,3 @@ class _Fitting:
 
 def _words(label: str, cache: FeatureCache) -> str:
     return label if cache.length is None else f"{label} at {cache.length} tokens"
-
-
-def steps_taken(folder: Path) -> dict[str, int]:
-    """Return how long a network was trained, from its own records, whatever interrupted it."""
-    records = read_records(folder)
-    return {"steps": len(records), "best_step": max(record["step"] for record in records if record["is_best"])}

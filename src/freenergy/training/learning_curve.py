@@ -20,7 +20,7 @@ from freenergy.core.roles import Objective
 from freenergy.energies.features import FeatureEnergy
 from freenergy.partition.certificate import certified_gain
 from freenergy.training.convex import Offset, choose_l2, joint_energy
-from freenergy.training.feature_chunks import Pieces
+from freenergy.training.feature_cache import Pieces
 
 _SHARES = (4, 2, 1)
 

@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import DivergenceError
 from freenergy.core.files import corruption_as_user_error, flush, write_text
-from freenergy.core.interrupt import Interrupted, stop_requested
-from freenergy.core.progress import Progress
+from freenergy.core.progress import Interrupted, Progress, stop_requested
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Loss
-from freenergy.training.average import Average
-from freenergy.training.checkpoint import TrainingState, restore, restore_weights, save, save_weights, whole_tensor
+from freenergy.training import checkpoint
+from freenergy.training.checkpoint import Average, TrainingState
 from freenergy.training.distributed.ranks import Ranks
 from freenergy.training.distributed.wrap import DistributedTask, distributed
 from freenergy.training.settings import Optimisation
@@ -63,30 +62,30 @@ def fit(task: Task, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[
     ranks = Ranks.found()
     ranks.share(settings.accumulate)  # refused before anything is touched
     with distributed(task, ranks) as together:
-        yield from _steps(task, together, settings, folder, rng, ranks)
+        yield from _steps(together, settings, folder, rng)
         ranks.barrier()  # the best weights are on disk
-    restore_weights(folder / _BEST, task.module)
+    checkpoint.restore_weights(folder / _BEST, task.module)
     ranks.barrier()  # and may be removed
 
 
-def _steps(
-    task: Task, together: DistributedTask, settings: Optimisation, folder: Path, rng: Rng, ranks: Ranks
-) -> Iterator[StepRecord]:
+def _steps(together: DistributedTask, settings: Optimisation, folder: Path, rng: Rng) -> Iterator[StepRecord]:
     """Yields a record per step, from the last checkpoint on."""
-    optimiser = _optimiser(task, settings)
+    task, ranks = together.task, together.ranks
+    groups = task.parameter_groups(settings) if isinstance(task, Grouped) else parameter_groups(task.module, settings)
+    optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
     average = Average(task.module, settings.ema)
     path, records = folder / "checkpoint.safetensors", folder / _RECORDS
     carried = task.state if isinstance(task, Stateful) else {}
-    state = restore(path, task.module, optimiser, average, carried) if path.exists() else TrainingState()
+    state = checkpoint.restore(path, task.module, optimiser, average, carried) if path.exists() else TrainingState()
     if ranks.is_first:
         _rewind(records, state.step)
     saved_at = time.monotonic()
-    while state.step < settings.steps and not _is_exhausted(state, settings):
+    while state.step < settings.steps and not 0 < settings.patience <= state.validations_since_best:
         state.step += 1
-        record = _advance(task, together, optimiser, settings, state.step, rng, ranks)
+        record = _advance(together, optimiser, settings, state.step, rng)
         average.update(state.step)
         if state.step % settings.validate_every == 0 or state.step == settings.steps:
-            record = _validated(task, together, record, state, average, folder / _BEST, ranks)
+            record = _validated(together, record, state, average, folder / _BEST)
         if ranks.is_first:
             with records.open("a") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
@@ -95,7 +94,7 @@ def _steps(
         if record.validation is not None or is_late or is_stopped:
             if ranks.is_first:
                 flush(records)  # a checkpoint that outlives a power cut has the records of its steps
-            save(path, task.module, optimiser, average, state, carried, ranks)
+            checkpoint.save(path, task.module, optimiser, average, state, carried, ranks)
             saved_at = time.monotonic()
         yield record
         if is_stopped:
@@ -132,23 +131,12 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _optimiser(task: Task, settings: Optimisation) -> torch.optim.AdamW:
-    """AdamW on the groups that the task asks for."""
-    groups = task.parameter_groups(settings) if isinstance(task, Grouped) else parameter_groups(task.module, settings)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2))
-
-
 def _advance(
-    task: Task,
-    together: DistributedTask,
-    optimiser: torch.optim.Optimizer,
-    settings: Optimisation,
-    step: int,
-    rng: Rng,
-    ranks: Ranks,
+    together: DistributedTask, optimiser: torch.optim.Optimizer, settings: Optimisation, step: int, rng: Rng
 ) -> StepRecord:
     """One optimiser step."""
     started, cpu_started = time.monotonic(), time.process_time()
+    task, ranks = together.task, together.ranks
     rng = rng.child("step", step)
     task.module.train()
     optimiser.zero_grad()
@@ -161,7 +149,7 @@ def _advance(
     total, metrics, statistics = _over_micros(losses, ranks)
     if isinstance(task, Stateful):
         task.settle(step, statistics)
-    norm = float(whole_tensor(nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf)))
+    norm = float(checkpoint.whole_tensor(nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip or math.inf)))
     if not math.isfinite(total + norm):
         raise _diverged(step, f"loss {total}, gradient norm {norm}")
     for group in optimiser.param_groups:
@@ -192,25 +180,20 @@ def _autocast(module: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def _validated(
-    task: Task,
-    together: DistributedTask,
-    record: StepRecord,
-    state: TrainingState,
-    average: Average,
-    best: Path,
-    ranks: Ranks,
+    together: DistributedTask, record: StepRecord, state: TrainingState, average: Average, best: Path
 ) -> StepRecord:
     """Validate, and keep the weights if they are the best so far; the first rank decides."""
+    task, ranks = together.task, together.ranks
     task.module.eval()
     with torch.no_grad(), average.in_place():
-        found = together.validate()
+        found = together.whole.validate()
         value = ranks.of_first(found.value)
         if not math.isfinite(value):
             raise _diverged(record.step, f"validation {value}")
         is_best = value < state.best_value
         if is_best:
             state.best_value, state.validations_since_best = value, 0
-            save_weights(best, task.module, ranks)
+            checkpoint.save_weights(best, task.module, ranks)
         else:
             state.validations_since_best += 1
     return replace(record, validation=value, validation_metrics=found.metrics, is_best=is_best)
@@ -221,10 +204,6 @@ def _diverged(step: int, seen: str) -> DivergenceError:
         f"training diverged at step {step} ({seen}): lower the learning rate or lengthen the warm-up; "
         "checkpoints from before that step are kept"
     )
-
-
-def _is_exhausted(state: TrainingState, settings: Optimisation) -> bool:
-    return 0 < settings.patience <= state.validations_since_best
 
 
 def _rewind(path: Path, step: int) -> None:

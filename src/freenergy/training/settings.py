@@ -141,33 +141,18 @@ class PretrainedBase:
     local: LocalSettings | None = None  # another, after that
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedBase:
-    """A transformer trained on the corpus: from scratch by ``preset``, or fine-tuned from ``start``."""
+class TrainedNetwork:
+    """How a network is taught and optimised; its sizes are elsewhere."""
 
-    kind: Literal["train"] = "train"
-    preset: str = "tiny"
-    start: str = ""  # a checkpoint's path or name; then the preset is not used
-    block: int = 160  # tokens of a training row
-    dropout: float = 0.0
     label_smoothing: float = 0.0
     level: float = 0.0  # weight of S², which holds the level of the logits near 0
     scheduled: ScheduledSampling | None = None  # rows that hold the network's own predictions
     earm: EARM | None = None  # the network learns to be an energy too
-    memory: int = 0  # tokens before the block that are seen without gradient; the text is then read in its order
-    validation_tokens: int = 50_000  # of the validation text, read for early stopping
     optimisation: Optimisation = field(default_factory=Optimisation)
-    tune: TuneSettings | None = None  # a stage of its own, after ``base``
-    local: LocalSettings | None = None  # another, after that
 
     def __post_init__(self) -> None:
-        check_range(self, "block", "validation_tokens", at_least=1)
-        check_range(self, "dropout", at_least=0, below=1)
-        check_range(self, "memory", at_least=0, hint=" tokens")
         _ = self.lm_loss  # refuses what it cannot be
-        if self.memory and self.optimisation.accumulate > 1:
-            raise UserError("a memory continues from batch to batch, so a step is one batch: set accumulate to 1")
 
     @property
     def lm_loss(self) -> LanguageModelLoss:
@@ -185,6 +170,30 @@ def tuning(base: Any) -> TuneSettings | None:
 def adaptation(base: Any) -> LocalSettings | None:
     """Returns how a base is adapted by a local mix; None where it is not, or does not show all its predictions."""
     return base.local if isinstance(base, TrainedBase | PretrainedBase | NgramBase) else None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedBase(TrainedNetwork):
+    """A transformer trained on the corpus: from scratch by ``preset``, or fine-tuned from ``start``."""
+
+    kind: Literal["train"] = "train"
+    preset: str = "tiny"
+    start: str = ""  # a checkpoint's path or name; then the preset is not used
+    block: int = 160  # tokens of a training row
+    dropout: float = 0.0
+    memory: int = 0  # tokens before the block that are seen without gradient; the text is then read in its order
+    validation_tokens: int = 50_000  # of the validation text, read for early stopping
+    tune: TuneSettings | None = None  # a stage of its own, after ``base``
+    local: LocalSettings | None = None  # another, after that
+
+    def __post_init__(self) -> None:
+        TrainedNetwork.__post_init__(self)
+        check_range(self, "block", "validation_tokens", at_least=1)
+        check_range(self, "dropout", at_least=0, below=1)
+        check_range(self, "memory", at_least=0, hint=" tokens")
+        if self.memory and self.optimisation.accumulate > 1:
+            raise UserError("a memory continues from batch to batch, so a step is one batch: set accumulate to 1")
 
 
 @final

@@ -10,6 +10,8 @@ and the process that computes them make no difference.
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final, runtime_checkable
 
+import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from freenergy.core.rng import Rng
@@ -77,3 +79,25 @@ def parameter_groups(module: nn.Module, settings: Optimisation, *, rate: float =
         {"params": [w for w in weights if w.dim() > 1], "weight_decay": settings.weight_decay, "rate": rate},
         {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0, "rate": rate},
     ]
+
+
+@final
+class Shuffled:
+    """The numbers of ``count`` windows, batch by batch: a new order every epoch, whole batches only.
+
+    The order of an epoch is drawn by its number alone, so nothing has to be saved to resume. It is drawn once per
+    epoch, since with many windows that takes longer than a step.
+    """
+
+    def __init__(self, count: int, steps: Optimisation, rng: Rng) -> None:
+        self._count, self._batch, self._rng = count, steps.batch_size, rng
+        self._size = steps.batch_size // steps.accumulate
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def __call__(self, step: int, micro: int) -> Int[Tensor, " size"]:
+        """Those of a micro-batch; steps count from 1."""
+        epoch, place = divmod(step - 1, self._count // self._batch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._rng.child("epoch", epoch).permutation(self._count)
+        first = place * self._batch + micro * self._size
+        return self._order[first : first + self._size]

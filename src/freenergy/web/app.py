@@ -1,38 +1,36 @@
-"""The server: routes, errors in one shape, and what happens when a client leaves."""
+"""The server: routes, errors in one shape, what happens when a client leaves, and what a Prometheus server reads."""
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, final
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freenergy import __version__
 from freenergy.core.errors import UserError
-from freenergy.text.choose_sampler import about_samplers
+from freenergy.samplers.registry import about_samplers
 from freenergy.web import playground
-from freenergy.web.clients import json_only, unless_gone
 from freenergy.web.completions import Completion
 from freenergy.web.dialect import CompletionRequest, Refusal, ScoreRequest, as_event, is_base_name, kind_of, malformed
-from freenergy.web.metrics import Counting, Metrics
 from freenergy.web.model_server import Busy, ModelServer, TooLong
-from freenergy.web.security import error_body, secure
+from freenergy.web.security import error_body, json_only, secure, unless_gone
 from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Spelling
 
-T = TypeVar("T")
-
-__all__ = ["create_app", "json_only", "unless_gone"]
-
 _log = logging.getLogger("freenergy.web")
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Json(JSONResponse):
@@ -60,19 +58,27 @@ def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
         redoc_url=None,
         default_response_class=Json,
     )
-    metrics = Metrics(server)
-    app.include_router(_api(server, settings))
-    app.include_router(_watching(server, settings, metrics))
+    registry = CollectorRegistry()  # its own, so that two servers in one process do not interfere
+    registry.register(_OfServer(server))
+    app.include_router(_api(server, settings, registry))
     app.include_router(playground.router(server, settings))
+
+    @app.get("/health")
+    async def health() -> Response:
+        """Return whether it lives; asks for no token, since load balancers have none."""
+        uptime, is_alive = time.monotonic() - server.begun, server.turns.is_alive
+        told = {"status": "ok" if is_alive else "stopped", "model": settings.name, "queue": len(server.turns)}
+        return Json(told | {"uptime_seconds": round(uptime, 1)}, 200 if is_alive else 503)
+
     for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
         app.add_exception_handler(kind, _error_response)
     secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
-    app.add_middleware(Counting, metrics=metrics)
+    app.add_middleware(_Counting, registry=registry)
     return app
 
 
-def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
-    """Return the routes for programs."""
+def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegistry) -> APIRouter:
+    """Return the routes for programs, which ask for the token."""
     found = APIRouter(dependencies=[Depends(settings.authorise)])
     spelling, begun = Spelling(server.tokenizer), int(time.time())
 
@@ -86,7 +92,7 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
         if not body.stream:
             return Json(await unless_gone(request, completion.whole()))
         frames = completion.stream()
-        first = await unless_gone(request, _first(frames))  # trouble before the first piece has a status of its own
+        first = await unless_gone(request, anext(frames))  # trouble before the first piece has a status of its own
         return StreamingResponse(_events(first, frames), media_type="text/event-stream")
 
     @found.get("/v1/models")
@@ -103,7 +109,7 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
     @found.get("/v1/samplers")
     async def samplers() -> dict[str, Any]:
         """List the samplers that a request may name, and the settings of each; the default is the first."""
-        return {"object": "list", "data": about_samplers(server.model)}
+        return {"object": "list", "data": about_samplers(server.model.has_energy)}
 
     @found.post("/score", dependencies=[Depends(json_only)])
     async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
@@ -115,35 +121,12 @@ def _api(server: ModelServer, settings: ServerSettings) -> APIRouter:
         work = partial(server.model.score, body.prefix, body.candidates, ends=body.ends)
         return (await unless_gone(request, server.call(work))).to_json()
 
-    return found
-
-
-def _watching(server: ModelServer, settings: ServerSettings, metrics: Metrics) -> APIRouter:
-    """Return the routes for those who look after the server."""
-    found = APIRouter()
-
-    @found.get("/health")
-    async def health() -> Response:
-        """Return whether it lives; asks for no token, since load balancers have none."""
-        uptime, is_alive = time.monotonic() - server.begun, server.is_alive
-        told = {
-            "status": "ok" if is_alive else "stopped",
-            "model": settings.name,
-            "queue": server.queue,
-            "uptime_seconds": round(uptime, 1),
-        }
-        return Json(told, 200 if is_alive else 503)
-
-    @found.get("/metrics", dependencies=[Depends(settings.authorise)])
+    @found.get("/metrics")
     async def numbers() -> Response:
         """Return counts in Prometheus's text form."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return found
-
-
-async def _first(frames: AsyncIterator[T]) -> T:
-    return await anext(frames)
 
 
 async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
@@ -161,12 +144,8 @@ async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) 
 
 
 async def _error_response(_: Request, error: Exception) -> Response:
-    """Return an error in the dialect."""
     status, body = _status_and_body(error)
-    headers = dict(getattr(error, "headers", None) or {})
-    if isinstance(error, Busy):
-        headers["Retry-After"] = str(error.retry_after_seconds)
-    return Json(body, status, headers)
+    return Json(body, status, getattr(error, "headers", None))
 
 
 def _status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -174,7 +153,61 @@ def _status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
         error = malformed(error)
     if isinstance(error, AnyHTTPException):
         return error.status_code, error_body(str(error.detail), kind=kind_of(error.status_code))
-    statuses: dict[Callable[..., Exception], int] = {Busy: 429, TooLong: 408}
-    status = statuses.get(type(error), getattr(error, "status", 400))
-    param, code = getattr(error, "param", None), getattr(error, "code", None)
+    status, param, code = (getattr(error, name, None) for name in ("status", "param", "code"))
+    status = status or 400
     return status, error_body(str(error), kind=kind_of(status), param=param, code=code)
+
+
+@final
+class _Counting:
+    """Middleware that counts answers by the route's pattern, never by the path: paths are without number."""
+
+    def __init__(self, app: ASGIApp, *, registry: CollectorRegistry) -> None:
+        words = "Requests that were answered."
+        self.app = app
+        self.requests = Counter("freenergy_requests", words, ["route", "status"], registry=registry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self.requests.labels(route=route, status=str(message["status"])).inc()
+            await send(message)
+
+        await self.app(scope, receive, counted)
+
+
+@final
+class _OfServer(Collector):
+    """Reads the server's counts at the moment in which somebody asks."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self.server = server
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        counts = self.server.counts
+        yield GaugeMetricFamily("freenergy_queue", "Jobs that wait or are worked on.", value=len(self.server.turns))
+        for name, words in {
+            "asked": "Jobs that stood in the row.",
+            "finished": "Jobs that came to their end.",
+            "failed": "Jobs that ended by an error.",
+            "cancelled": "Jobs whose client went away or had waited too long.",
+            "refused": "Requests for which the row was too long.",
+            "too_long": "Jobs that were not done in time.",
+        }.items():
+            yield CounterMetricFamily(f"freenergy_jobs_{name}", words, value=getattr(counts, name))
+        yield CounterMetricFamily("freenergy_tokens_drawn", "Tokens drawn from the base.", value=counts.tokens)
+        yield CounterMetricFamily("freenergy_waiting_seconds", "Before first turns.", value=counts.seconds_waiting)
+        yield CounterMetricFamily("freenergy_working_seconds", "Of the model thread.", value=counts.seconds_working)
+        batches = counts.batches.copy()
+        sums = [(str(most), float(sum(n for size, n in batches.items() if size <= most))) for most in _BATCHES]
+        total = float(sum(batches.values()))
+        yield HistogramMetricFamily(
+            "freenergy_batch_contexts",
+            "Contexts that shared a call of the models.",
+            buckets=[*sums, ("+Inf", total)],
+            sum_value=float(sum(size * n for size, n in batches.items())),
+        )

@@ -225,13 +225,8 @@ class Completion:
         return {"finish_reason": "stop" if is_ended else "length", "stop_reason": growing.stopped_by, **extra}
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.body.model,
-            "choices": choices,
-        }
+        head = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.body.model}
+        return head | {"choices": choices}
 
     def _usage(self, drawn: int) -> dict[str, int]:
         prompt = sum(map(len, self.prompts))
@@ -256,19 +251,11 @@ def _requests(
     model = server.base if is_base else server.model
     try:
         sampler = body.sampler_of(model, server.candidates)
-        return [
-            server.request(
-                prompt,
-                model=model,
-                sampler=sampler,
-                num=body.n or 1,
-                max_tokens=body.max_tokens,
-                seed=seed,
-                number=number,
-                stop=body.stops(),
-            )
-            for number, prompt in enumerate(prompts)
-        ]
+        num, stop = body.n or 1, body.stops()
+        request = partial(
+            server.request, model=model, sampler=sampler, num=num, max_tokens=body.max_tokens, seed=seed, stop=stop
+        )
+        return [request(prompt, number=number) for number, prompt in enumerate(prompts)]
     except UserError as error:
         raise Refusal(str(error)) from None
 

@@ -8,7 +8,7 @@ far as ``lm.remote`` sends them.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from freenergy.core.errors import UserError
 from freenergy.core.scored import Law
 from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.samplers.registry import choose_sampler, sampler_names
 from freenergy.samplers.sampled import Sampler
-from freenergy.text.choose_sampler import choose_sampler, sampler_names
 from freenergy.text.model import ResidualModel
 from freenergy.text.texts import Texts, diagnosis, finite
 from freenergy.web.settings import ServerSettings
@@ -26,19 +26,9 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Setting = bool | int | float | str | None
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
-# what bends the law elsewhere, at rest
-_AT_REST: dict[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "repeat_penalty": 1,
-    "min_p": 0,
-    "typical_p": 1,
-    "xtc_probability": 0,
-    "dry_multiplier": 0,
-    "logit_bias": {},
-    "suffix": "",
-}
+# what bends the law elsewhere; the defaults below are at rest
+_AT_REST = ("presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty", "min_p", "typical_p",
+            "xtc_probability", "dry_multiplier", "logit_bias", "suffix")  # fmt: skip
 
 
 class Refusal(UserError):  # noqa: N818
@@ -89,20 +79,21 @@ class CompletionRequest(Body):
     return_token_ids: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, description="Only with echo and logprobs, which return the same.")
     user: str | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    xtc_probability: float | None = None
-    dry_multiplier: float | None = None
-    logit_bias: dict[str, float] | None = None
-    suffix: str | None = None
+    presence_penalty: float | None = 0
+    frequency_penalty: float | None = 0
+    repetition_penalty: float | None = 1
+    repeat_penalty: float | None = 1
+    min_p: float | None = 0
+    typical_p: float | None = 1
+    xtc_probability: float | None = 0
+    dry_multiplier: float | None = 0
+    logit_bias: dict[str, float] | None = {}
+    suffix: str | None = ""
 
     def check(self) -> None:
         """Refuse unsupported options instead of ignoring them."""
-        for name, at_rest in _AT_REST.items():
+        for name in _AT_REST:
+            at_rest = type(self).model_fields[name].default
             if getattr(self, name) not in (None, at_rest):
                 raise Refusal(f"{name} is not known to this server: leave it out, or at {at_rest!r}", param=name)
         if self.best_of not in (None, self.n or 1):
@@ -137,11 +128,11 @@ class CompletionRequest(Body):
         truncation, settings = self.truncation(model.base.vocab_size), self.settings or {}
         short: dict[str, Any] = {"candidates": self.candidates, "law": self.law}
         short |= {name: value for name, value in asdict(truncation).items() if value != getattr(ANCESTRAL, name)}
-        is_resampling = (self.sampler or sampler_names(model)[0]) == "resampling"
+        is_resampling = (self.sampler or sampler_names(model.has_energy)[0]) == "resampling"
         if is_resampling and self.candidates is None and "candidates" not in settings:
             # of the likeliest token at each step all candidates would be the same
             short["candidates"] = 1 if truncation.top_k == 1 else candidates
-        return choose_sampler(model, self.sampler, settings, short)
+        return choose_sampler(model.has_energy, self.sampler, settings, short)
 
     def stops(self) -> tuple[str, ...]:
         """Return the strings that end a text."""
@@ -158,11 +149,7 @@ class ScoreRequest(Body):
 
 def kind_of(status: int) -> str:
     """Return the type of an error, by its status."""
-    kinds: dict[int, Literal["authentication_error", "rate_limit_error", "timeout_error"]] = {
-        401: "authentication_error",
-        408: "timeout_error",
-        429: "rate_limit_error",
-    }
+    kinds = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
     return kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 

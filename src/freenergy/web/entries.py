@@ -1,20 +1,88 @@
-"""One entry of the server's queue: a generator of requests, and its events for the client that waits for them."""
+"""One entry of the server's queue, its events for the client that waits, and draws of many clients in one call.
+
+The contexts of several requests become one batch, each with its own stream.
+"""
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
+from freenergy.core.progress import Advance, Progress
+from freenergy.core.rng import Streams
+from freenergy.core.scored import Scored
+from freenergy.core.sequences import Sequences
+from freenergy.samplers.sampled import DrawRequest, SamplerRequest
 from freenergy.text.chunks import Drawn
 from freenergy.text.texts import Texts
 from freenergy.text.write import Added
-from freenergy.web.sharing import ThreadRequest, UntilLeft
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Any other work for the thread of the models."""
+
+    work: Callable[[], Any]
+
+    def answer(self, progress: Progress) -> Any:
+        """Do it."""
+        return self.work()
+
+
+ThreadRequest = DrawRequest | SamplerRequest | Call
+
+
+def kind(request: ThreadRequest | None) -> tuple[object, ...] | None:
+    """Requests of the same kind can be drawn in one call; None is the kind of those that share with no other."""
+    if not isinstance(request, DrawRequest) or len(request.target) > 1:
+        return None
+    return id(request.target.model), request.target.space, request.truncation, request.law
+
+
+def draw_together(requests: Sequence[DrawRequest], count: int) -> list[Scored]:
+    """Draw ``count`` candidates for each of some requests of one kind, in one call of the models."""
+    one = requests[0]
+    streams = [request.rng.shift(candidates=request.first) for request in requests]
+    found = one.target.model.propose(
+        Sequences.from_lists([request.target.contexts.lists()[0] for request in requests]),
+        count,
+        one.target.space,
+        streams[0] if len(requests) == 1 else Streams(streams),
+        truncation=one.truncation,
+        law=one.law,
+        batch_size=count * len(requests),
+    )
+    return [found.of_context(b) for b in range(len(requests))]
+
+
+class ClientLeft(Exception):  # noqa: N818
+    """Nobody waits for this work any more."""
+
+
+@final
+class UntilLeft:
+    """A ``Progress`` that reports nothing and ends work that nobody waits for."""
+
+    def __init__(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+
+    @contextmanager
+    def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
+        """Return a callback that raises once the client has left."""
+        yield self._advance
+
+    def _advance(self, amount: float | int, note: str = "") -> None:
+        if self._is_over():
+            raise ClientLeft
+
+    def say(self, message: str) -> None:
+        """Ignore the message."""
+
+
+class Finished(NamedTuple):
     """All texts, and how they came about: the last event."""
 
     texts: Texts

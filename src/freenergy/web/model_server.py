@@ -16,10 +16,9 @@ from freenergy.samplers.sampled import Sampler
 from freenergy.text.chunks import Drawn
 from freenergy.text.model import ResidualModel
 from freenergy.text.write import Added, Writing, stream
-from freenergy.web.entries import Event, Finished, Steps
+from freenergy.web.entries import Call, Event, Finished, Steps
 from freenergy.web.settings import Limits
-from freenergy.web.sharing import Call
-from freenergy.web.turns import Answers, Busy, QueueCounts, TooLong, Turns
+from freenergy.web.turns import Answers, Busy, TooLong, Turns
 
 __all__ = ["Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "TooLong"]
 
@@ -57,29 +56,7 @@ class ModelServer:
         self.model, self.tokenizer, self.limits = model, model.tokenizer, limits or Limits()
         self.base = ResidualModel(model.base, no_energy, model.tokenizer) if model.has_energy else model
         self.turns, self.begun = Turns(self.limits, is_shared=model.base.draws_here), time.monotonic()
-
-    def start(self) -> None:
-        """Begin to answer."""
-        self.turns.start()
-
-    def close(self) -> None:
-        """End; who still waits gets an error."""
-        self.turns.close()
-
-    @property
-    def counts(self) -> QueueCounts:
-        """What has been done so far."""
-        return self.turns.counts
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its thread is there to answer."""
-        return self.turns.is_alive
-
-    @property
-    def queue(self) -> int:
-        """Requests that wait or are worked on."""
-        return len(self.turns)
+        self.start, self.close, self.counts = self.turns.start, self.turns.close, self.turns.counts
 
     @property
     def length(self) -> int:
@@ -87,12 +64,8 @@ class ModelServer:
         trained = None if self.model.space is None else self.model.space.length
         return self.model.text_length or trained or _LENGTH
 
-    def write(self, request: GenerationRequest) -> Answers:
-        """Join the queue, and listen; ``Busy`` where it is full."""
-        return self.write_all([request])[0]
-
     def write_all(self, requests: Sequence[GenerationRequest]) -> list[Answers]:
-        """Ask for several, or for none of them where they do not all fit."""
+        """Join the queue with all requests and listen, or ``Busy`` where they do not all fit."""
         self.turns.check_room(len(requests))
         return [self.turns.ask(request.steps()) for request in requests]
 
@@ -149,14 +122,9 @@ class ModelServer:
             sampler=sampler, num=num, chunks=-(-most // space.length), max_context=model.max_context, max_tokens=most,
             stop=tuple(stop), is_shortened=model.text_length is not None,
         )  # fmt: skip
+        text = prefix if isinstance(prefix, str) else self.tokenizer.decode(tokens)
         return GenerationRequest(
-            model=model,
-            prefix=prefix if isinstance(prefix, str) else self.tokenizer.decode(tokens),
-            context=tuple(tokens),
-            space=space,
-            writing=writing,
-            seed=seed,
-            number=number,
+            model=model, prefix=text, context=tuple(tokens), space=space, writing=writing, seed=seed, number=number
         )
 
 

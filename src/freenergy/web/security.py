@@ -5,39 +5,38 @@ A server on loopback is reached by any page that the user's browser shows, if th
 arrive, since a content-length need not be true. Internal errors are logged here and never shown to clients.
 """
 
+import asyncio
 import ipaddress
-import json
 import logging
 import secrets
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, final
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a Host header, without port
 _HEADERS = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_GONE = 499  # never received by the client; only for the metrics
 _log = logging.getLogger("freenergy.web")
+T = TypeVar("T")
 
 
 def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None:
     """Add the middleware: refuses bodies beyond ``max_bytes`` and Host headers not in ``hosts`` (None: any)."""
     known = None if hosts is None else frozenset(host.lower() for host in hosts)
     app.add_middleware(_Guard, max_bytes=max_bytes, hosts=known)
-
-
-def loopback_hosts() -> tuple[str, ...]:
-    """Return the Host names of this machine, without port."""
-    return ("127.0.0.1", "localhost", "[::1]")
 
 
 def is_loopback(host: str) -> bool:
@@ -48,11 +47,6 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def new_token() -> str:
-    """Return a random token of 256 bits."""
-    return secrets.token_urlsafe(32)
-
-
 def same_token(a: str, b: str) -> bool:
     """Compare two tokens in constant time."""
     return secrets.compare_digest(a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass"))
@@ -61,6 +55,32 @@ def same_token(a: str, b: str) -> bool:
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return an error in the dialect of OpenAI's servers."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def json_only(request: Request) -> None:
+    """FastAPI dependency that refuses other content types: a form on a foreign page could send one (CSRF)."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body must be application/json: say so in the content-type")
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return the result of some work, which is cancelled when the client disconnects."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(_GONE, "the client went away")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @final
@@ -87,26 +107,28 @@ class _Guard:
 
         refused = self._refused(Headers(scope=scope))
         if refused is not None:
-            return await _answer(guarded, *refused)
+            status, words = refused
+            error = error_body(words, kind="invalid_request_error")
+            return await JSONResponse(error, status)(scope, receive, guarded)
         try:
             await self.app(scope, self._counted(receive), guarded)
         except Exception:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             if has_begun:
                 raise  # the server closes the connection: a partial answer must not look complete
-            await _answer(guarded, 500, "the server failed on this request, and has logged why", "server_error")
+            error = error_body("the server failed on this request, and has logged why", kind="server_error")
+            await JSONResponse(error, 500)(scope, receive, guarded)
 
-    def _refused(self, headers: Headers) -> tuple[int, str, str] | None:
-        """Return status, message and kind of an error that is visible before the body is read."""
+    def _refused(self, headers: Headers) -> tuple[int, str] | None:
+        """Return status and message of an error that is visible before the body is read."""
         named = [_without_port(host) for host in headers.getlist("host")]
         if self.hosts is not None and (len(named) != 1 or named[0] not in self.hosts):
-            words = f"the Host header is not one of {', '.join(sorted(self.hosts))}: use one of these addresses"
-            return 400, words, "invalid_request_error"
+            return 400, f"the Host header is not one of {', '.join(sorted(self.hosts))}: use one of these addresses"
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
-            return 400, "the content-length is not a number: leave it to your HTTP library", "invalid_request_error"
+            return 400, "the content-length is not a number: leave it to your HTTP library"
         if len(length) > 18 or int(length) > self.max_bytes:
-            return 413, _too_large(self.max_bytes), "invalid_request_error"
+            return 413, _too_large(self.max_bytes)
         return None
 
     def _counted(self, receive: Receive) -> Receive:
@@ -132,10 +154,3 @@ def _without_port(host: str) -> str:
     """Return the name in a Host header, in lower case; an IPv6 address keeps its brackets."""
     name, colon, port = host.strip().lower().rpartition(":")
     return name if colon and port.isdigit() else host.strip().lower()
-
-
-async def _answer(send: Send, status: int, message: str, kind: str) -> None:
-    body = json.dumps(error_body(message, kind=kind)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

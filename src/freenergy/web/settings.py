@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
-from freenergy.web.security import is_loopback, loopback_hosts, same_token
+from freenergy.web.security import LOOPBACK_HOSTS, is_loopback, same_token
 
 TOKEN_VARIABLE = "FREENERGY_TOKEN"
 
@@ -57,7 +57,7 @@ class ServerSettings:
     @property
     def hosts(self) -> tuple[str, ...] | None:
         """The values of the Host header that are accepted: on loopback this machine's names, elsewhere any."""
-        return loopback_hosts() if is_loopback(self.host) else None
+        return LOOPBACK_HOSTS if is_loopback(self.host) else None
 
     @property
     def base_name(self) -> str:

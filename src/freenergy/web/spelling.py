@@ -8,7 +8,7 @@ import codecs
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from freenergy.corpus import Tokenizer
 from freenergy.lm.token_log_probs import TokenLogProbs
@@ -88,9 +88,7 @@ def num_kept(offsets: Sequence[int], growing: Growing) -> int:
     return sum(place < len(growing.shown) for place in offsets)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A token, its log-probability and the likeliest tokens at its position; None at the very first token."""
 
     token: int
@@ -100,14 +98,8 @@ class Place:
 
 def places(tokens: Sequence[int], found: TokenLogProbs, b: int, n: int) -> list[Place]:
     """Return what was found of the tokens of continuation n of context b."""
-    L = len(tokens)
-    rows = zip(
-        tokens,
-        found.log_prob[b, n, :L].tolist(),
-        found.top[b, n, :L].tolist(),
-        found.log_top[b, n, :L].tolist(),
-        strict=True,
-    )
+    columns = (column[b, n, : len(tokens)].tolist() for column in (found.log_prob, found.top, found.log_top))
+    rows = zip(tokens, *columns, strict=True)
     return [Place(token, p, tuple(zip(top, log_top, strict=True))) for token, p, top, log_top in rows]
 
 

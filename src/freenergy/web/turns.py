@@ -18,11 +18,9 @@ from typing import Any, final
 import torch
 
 from freenergy.core.scored import Scored
-from freenergy.samplers.requests import DrawRequest
-from freenergy.samplers.sampled import Sampled
-from freenergy.web.entries import Event, QueueEntry, Steps
+from freenergy.samplers.sampled import DrawRequest, Sampled
+from freenergy.web.entries import Event, QueueEntry, Steps, draw_together, kind
 from freenergy.web.settings import Limits
-from freenergy.web.sharing import draw_together, kind
 
 _LONGEST_WAIT_SECONDS = 60
 
@@ -30,13 +28,17 @@ _LONGEST_WAIT_SECONDS = 60
 class Busy(Exception):  # noqa: N818
     """The queue is full."""
 
+    status = 429
+
     def __init__(self, retry_after_seconds: int) -> None:
         super().__init__(f"the queue is full: try again in {retry_after_seconds} s")
-        self.retry_after_seconds = retry_after_seconds
+        self.headers = {"Retry-After": str(retry_after_seconds)}
 
 
 class TooLong(Exception):  # noqa: N818
     """The request timed out."""
+
+    status = 408
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the request timed out after {seconds:g} seconds: ask for less, or try again later")
@@ -67,9 +69,6 @@ class Answers(AsyncIterator[Event]):
         self._turns, self._seconds, self._is_over = turns, seconds, False
         self._deadline = entry.loop.time() + seconds
         self.entry = entry
-
-    def __aiter__(self) -> "Answers":
-        return self
 
     async def __anext__(self) -> Event:
         if self._is_over:
@@ -215,7 +214,6 @@ class Turns:
                 entry.advance(part)
 
     def _parts(self, group: Sequence[QueueEntry], count: int) -> list[Any]:
-        """Return the result for each entry of the group."""
         if count:
             found: list[Any] = [
                 *draw_together([entry.request for entry in group if isinstance(entry.request, DrawRequest)], count)
@@ -255,7 +253,6 @@ class Turns:
 
 
 def _tokens(answer: Any) -> int:
-    """Return the number of tokens drawn from the base."""
     if isinstance(answer, Scored):
         return answer.tokens_drawn
     return answer.base_tokens if isinstance(answer, Sampled) else 0

@@ -13,8 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 from freenergy import UserError, load_recipe
 from freenergy.apps.cost_model import Cost, Devices, Known, cost_of
 from freenergy.apps.cost_model.stages import WindowCounts, drawing, reading, scoring, storing, training
-from freenergy.lm.presets import preset
-from freenergy.lm.shapes import shape_of
+from freenergy.lm.presets import preset, shape_of
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from freenergy.apps.images.batches import ImageData
+from freenergy.apps.images.data import ImageData
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Data

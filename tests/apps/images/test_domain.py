@@ -9,11 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import ttest_1samp
 
-from freenergy.apps.images import ImageSettings, open_images
-from freenergy.apps.images.domain import nats_of
-from freenergy.apps.images.family import ImagesRecipe
+from freenergy.apps.images.domain import Images, ImageSettings, ImagesRecipe, build_module, nats_of
 from freenergy.apps.images.pixelcnn import ImageShape
-from freenergy.apps.images.settings import build_module
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
@@ -40,7 +37,7 @@ def settings(folder, **changes):
 
 
 def opened(folder, **changes):
-    return open_images(settings(folder, **changes), Silent())
+    return Images(settings(folder, **changes))
 
 
 @pytest.mark.parametrize("network", ["pixelcnn", "gated-pixelcnn"])

@@ -232,7 +232,7 @@ def test_it_learns(kind):
 def test_what_cannot_be_is_refused_with_a_word():
     with pytest.raises(UserError, match="levels is 1: set it to 2"):
         ImageShape(height=2, width=2, levels=1)
-    with pytest.raises(UserError, match="the width of an image is 0"):
+    with pytest.raises(UserError, match="width is 0: set it to 1"):
         ImageShape(height=2, width=0)
     with pytest.raises(UserError, match="odd"):
         GatedPixelCNN(GREY, blocks=1, features=4, head=4, kernel=4)

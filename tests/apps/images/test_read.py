@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from freenergy.apps.images.read import as_tokens, read_cifar, read_idx, read_images
+from freenergy.apps.images.data import as_tokens, read_cifar, read_idx, read_images
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 
@@ -28,9 +28,9 @@ def test_mnist_by_all_its_names(tmp_path, dot, is_zipped):
     for name, images in (("train", train), ("t10k", test)):
         data = gzip.compress(idx(images)) if is_zipped else idx(images)
         (tmp_path / f"{name}-images{dot}idx3-ubyte{'.gz' if is_zipped else ''}").write_bytes(data)
-    found = read_images(tmp_path)
-    np.testing.assert_array_equal(found.train, train[..., None])
-    np.testing.assert_array_equal(found.test, test[..., None])
+    found_train, found_test = read_images(tmp_path)
+    np.testing.assert_array_equal(found_train, train[..., None])
+    np.testing.assert_array_equal(found_test, test[..., None])
 
 
 def test_cifar_has_red_green_and_blue_of_every_pixel(tmp_path):
@@ -38,9 +38,9 @@ def test_cifar_has_red_green_and_blue_of_every_pixel(tmp_path):
     for name, part in (("data_batch_1", images[:2]), ("data_batch_2", images[2:3]), ("test_batch", images[3:])):
         records = [bytes([7]) + image.transpose(2, 0, 1).tobytes() for image in part]
         (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
-    found = read_images(tmp_path)
-    np.testing.assert_array_equal(found.train, images[:3])
-    np.testing.assert_array_equal(found.test, images[3:])
+    found_train, found_test = read_images(tmp_path)
+    np.testing.assert_array_equal(found_train, images[:3])
+    np.testing.assert_array_equal(found_test, images[3:])
 
 
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path):
@@ -122,9 +122,9 @@ def test_an_image_has_the_same_pixels_whatever_is_read_with_it():
 
 
 def test_the_real_mnist(real):
-    images = read_images(real("mnist"))
-    assert images.train.shape == (60000, 28, 28, 1)
-    assert images.test.shape == (10000, 28, 28, 1)
-    assert images.train.mean() == pytest.approx(33.318, abs=1e-3)
-    binary = as_tokens(images.test, "stochastic", Rng(0))
-    assert binary.double().mean().item() == pytest.approx(images.test.mean() / 255, abs=1e-3)
+    images, held_out = read_images(real("mnist"))
+    assert images.shape == (60000, 28, 28, 1)
+    assert held_out.shape == (10000, 28, 28, 1)
+    assert images.mean() == pytest.approx(33.318, abs=1e-3)
+    binary = as_tokens(held_out, "stochastic", Rng(0))
+    assert binary.double().mean().item() == pytest.approx(held_out.mean() / 255, abs=1e-3)

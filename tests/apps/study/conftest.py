@@ -2,7 +2,8 @@
 
 import pytest
 
-from freenergy.apps.study import Item, Store, Study, StudySettings
+from freenergy.apps.study import Store, Study, StudySettings
+from freenergy.apps.study.items import Item
 
 
 class Clock:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freenergy import Rng
-from freenergy.apps.study import agreement
+from freenergy.apps.study.summary import agreement
 
 
 def counted(raters):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freenergy.apps.study import End, RefusedError, Store, answer, next_page
-from freenergy.apps.study.assigning import EXPIRES_SECONDS
-from freenergy.apps.study.ballots import ballots, chosen
+from freenergy.apps.study import Store
+from freenergy.apps.study.assigning import EXPIRES_SECONDS, End, RefusedError, answer, next_page
+from freenergy.apps.study.store import ballots, chosen
 
 
 def right(item):

@@ -11,7 +11,9 @@ import pytest
 from scipy.stats import binom
 
 from freenergy import UserError
-from freenergy.apps.study import Store, answer, ballots, next_page, simulate, summarise
+from freenergy.apps.study import Store, simulate, summarise
+from freenergy.apps.study import store as module
+from freenergy.apps.study.assigning import answer, next_page
 
 LEVEL = 0.05
 FALSE_FAILURES = 1e-6  # of each test below
@@ -53,7 +55,7 @@ def test_the_power_is_what_the_binomial_says(make_study, tmp_path, monkeypatch):
     p, how = 0.75, {"preference": 0.75, "attention": 1.0}
     low, high = bounds(power(p**3 + 3 * p**2 * (1 - p), 12), 50)
     assert low <= rejections(make_study, tmp_path, 12, 50, **how)["decided"] <= high
-    monkeypatch.setattr(ballots, "chosen", lambda first, side: "ab"[side - 1])  # mutant: sides are not undone
+    monkeypatch.setattr(module, "chosen", lambda first, side: "ab"[side - 1])  # mutant: sides are not undone
     assert not low <= rejections(make_study, tmp_path, 12, 50, **how)["decided"] <= high
 
 

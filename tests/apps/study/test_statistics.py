@@ -1,5 +1,6 @@
 """The binomial test against plain sums, and the counts behind Table 2 of Deng et al. (2020)."""
 
+from decimal import Decimal
 from math import comb
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from freenergy import UserError
-from freenergy.apps.study import Outcomes, Preference, counts_behind
+from freenergy.apps.study.summary import Outcomes, Preference
 
 # Table 2, from top to bottom: Model1, Model2, rate in percent, p-value
 TABLE_2 = {
@@ -62,6 +63,24 @@ def test_without_votes_there_is_nothing_to_test():
     assert {(test.n, test.rate, test.p_value, test.interval) for test in tests.values()} == {(0, None, None, None)}
     with pytest.raises(UserError, match="5 of 3 pairs"):
         Preference.of(5, 3)
+
+
+def counts_behind(percent, p_value, max_n):
+    """Yield every k of n ≤ ``max_n`` whose rate and one-sided p-value round to what is printed."""
+    for n in range(1, max_n + 1):
+        middle = round(float(percent) / 100 * n)
+        for k in (middle - 1, middle, middle + 1):
+            if 0 <= k <= n and _rounds_to(100 * k / n, percent):
+                found = Preference.of(k, n).p_value
+                if found is not None and _rounds_to(found, p_value):
+                    yield k, n
+
+
+def _rounds_to(value, printed):
+    """Whether a number rounds to a printed one; halves may be rounded either way."""
+    shown = Decimal(printed)
+    half = Decimal(5).scaleb(int(shown.as_tuple().exponent) - 1)
+    return abs(Decimal(value) - shown) <= half * (1 + Decimal("1e-9"))
 
 
 def test_the_counts_behind_table_2():

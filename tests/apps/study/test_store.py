@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from freenergy import UserError
-from freenergy.apps.study import Store, answer, next_page, simulate
+from freenergy.apps.study import Store, simulate
+from freenergy.apps.study.assigning import answer, next_page
 from freenergy.apps.study.store import Rater
 
 

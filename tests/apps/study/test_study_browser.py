@@ -16,11 +16,12 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from freenergy.apps.study import Item, Store, Study, StudySettings, simulate, summarise
+from freenergy.apps.study import Store, Study, StudySettings, simulate, summarise
+from freenergy.apps.study.items import Item
 from freenergy.apps.study.web import create_study_app
-from freenergy.report.study_page import write_study_page
+from freenergy.report.study import write_study_page
 from freenergy.web.running import address, bound
-from freenergy.web.security import loopback_hosts
+from freenergy.web.security import LOOPBACK_HOSTS
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
@@ -77,7 +78,7 @@ def study(tmp_path_factory):
 def served(study):
     """The study at an address, and its store."""
     with Store(study) as store, bound("127.0.0.1", 0) as listener:
-        app = create_study_app(store, hosts=loopback_hosts())
+        app = create_study_app(store, hosts=LOOPBACK_HOSTS)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'freenergy[web]'")
 
-from freenergy.apps.study import Item, Store, Study, StudySettings, summarise
+from freenergy.apps.study import Store, Study, StudySettings, summarise
+from freenergy.apps.study.items import Item
 
 PAIRS, RATERS, KILLS = 36, 8, 2
 SERVE = "from freenergy.cli.study import study_app; study_app()"

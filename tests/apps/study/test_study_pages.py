@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("fastapi", reason="fastapi is not installed: pip install 'freenergy[web]'")
 from starlette.testclient import TestClient
 
-from freenergy.apps.study import Item, Store, Study, StudySettings, summarise
+from freenergy.apps.study import Store, Study, StudySettings, summarise
+from freenergy.apps.study.items import Item
 from freenergy.apps.study.web import COOKIE, create_study_app
-from freenergy.web.security import loopback_hosts
+from freenergy.web.security import LOOPBACK_HOSTS
 
 BAD = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -40,7 +41,7 @@ def client(store):
 
 
 def browser(store):
-    app = create_study_app(store, hosts=loopback_hosts())
+    app = create_study_app(store, hosts=LOOPBACK_HOSTS)
     return TestClient(app, base_url="http://127.0.0.1:8001", follow_redirects=False)
 
 

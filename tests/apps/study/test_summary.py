@@ -6,9 +6,11 @@ from dataclasses import asdict
 import pytest
 
 from freenergy import UserError
-from freenergy.apps.study import Item, Outcomes, Study, answer, next_page, simulate, summarise, write_summary
-from freenergy.report.study_page import study_page
-from freenergy.report.study_tables import preference, raters, sentence, simulated
+from freenergy.apps.study import Study, simulate, summarise, write_summary
+from freenergy.apps.study.assigning import answer, next_page
+from freenergy.apps.study.items import Item
+from freenergy.apps.study.summary import Outcomes
+from freenergy.report.study import preference, raters, sentence, simulated, study_page
 
 # votes of three raters for the six pairs; rater 3 misses the checks of the page or pages that hold pair 0
 VOTES = {1: "bbbaab", 2: "bbaaab", 3: "aabbab"}
@@ -141,7 +143,7 @@ def test_ties_are_told(counted):
     _, summary, _ = counted
     outcomes = Outcomes(a=1, b=3, ties=2)
     summary["outcomes"] = asdict(outcomes)
-    summary["tests"] = {name: test.to_json() for name, test in outcomes.tests().items()}
+    summary["tests"] = {name: asdict(test) for name, test in outcomes.tests().items()}
     assert sentence(summary).startswith(
         "Of 6 pairs raters preferred tuned in 50.0 % and plain in 16.7 %; 33.3 % are ties. Without ties tuned has 75"
     )

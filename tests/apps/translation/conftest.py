@@ -2,6 +2,7 @@
 
 import pytest
 
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.apps.translation.translator import build
 from freenergy.core.rng import Rng
 
@@ -34,9 +35,8 @@ def make_tiny():
     """Networks of a few tokens with large weights, in float64; 0 is EOS."""
 
     def make(vocab_size):
-        network = build(
-            vocab_size=vocab_size, eos=0, layers=1, width=8, heads=2, feedforward=12, dropout=0.3, places=12, rng=Rng(1)
-        )
+        sizes = TranslationSettings(path="-", layers=1, width=8, heads=2, feedforward=12, dropout=0.3, longest=12)
+        network = build(sizes, vocab_size=vocab_size, eos=0, rng=Rng(1))
         network.module.double().eval()
         for weight in network.module.parameters():
             if weight.dim() > 1:

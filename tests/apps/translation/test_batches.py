@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freenergy.apps.translation.batches import EncodedPairs, PairData, by_length, cut, padded
+from freenergy.apps.translation.pairs import EncodedPairs, PairData, by_length, cut, padded
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.protocol import Data

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from freenergy.apps.translation.batches import sources
 from freenergy.apps.translation.decoding import Decoding, candidates
+from freenergy.apps.translation.pairs import sources
 from freenergy.core.progress import Silent
 from freenergy.core.rng import Rng
 from freenergy.testing import branches

@@ -5,8 +5,17 @@ import pytest
 import sacrebleu
 from scipy.stats import t as student
 
-from freenergy.apps.translation.quality import bleu, by_words, chrf, paired_tests, rouge, sacrebleu_scores
-from freenergy.apps.translation.statistics import Statistics, difference, ratio_of
+from freenergy.apps.translation.quality import (
+    Statistics,
+    bleu,
+    by_words,
+    chrf,
+    difference,
+    paired_tests,
+    ratio_of,
+    rouge,
+    sacrebleu_scores,
+)
 from freenergy.core.rng import Rng
 
 SENTENCE = "ein Mann mit Hut steht auf der Straße und sieht einen grünen Bären neben dem Haus"

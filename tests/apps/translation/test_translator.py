@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MarianConfig, MarianMTModel
 
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.apps.translation.translator import Source, Translator, build
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
@@ -17,9 +18,8 @@ EOS, V = 0, 4
 
 def tiny(*, dropout=0.0, places=12, seed=0, scale=25.0):
     """In float64, with weights large enough for everything to show."""
-    network = build(
-        vocab_size=V, eos=EOS, layers=2, width=8, heads=2, feedforward=12, dropout=dropout, places=places, rng=Rng(seed)
-    )
+    sizes = TranslationSettings(path="-", layers=2, width=8, heads=2, feedforward=12, dropout=dropout, longest=places)
+    network = build(sizes, vocab_size=V, eos=EOS, rng=Rng(seed))
     network.module.double()
     with torch.no_grad():
         for weight in network.module.parameters():

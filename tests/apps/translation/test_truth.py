@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from freenergy.apps.translation.batches import EncodedPairs
-from freenergy.apps.translation.truth import TruthFile, likelier, log_probs
+from freenergy.apps.translation.decoding import likelier, load_log_probs, log_probs, save_log_probs
+from freenergy.apps.translation.pairs import EncodedPairs
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Silent
 
@@ -40,12 +40,12 @@ def test_words_are_counted_where_both_were_asked():
 
 def test_they_are_kept_as_they_are(tmp_path):
     values = {"test": [np.array([-1.5, -2.0], np.float32), np.zeros(0, np.float32)], "own": [np.ones(3, np.float32)]}
-    TruthFile.save(tmp_path / "truth.safetensors", values)
-    found = TruthFile.load(tmp_path / "truth.safetensors")
+    save_log_probs(tmp_path / "truth.safetensors", values)
+    found = load_log_probs(tmp_path / "truth.safetensors")
     assert {name: [one.tolist() for one in each] for name, each in found.items()} == {
         name: [one.tolist() for one in each] for name, each in values.items()
     }
     (tmp_path / "truth.safetensors").write_bytes(b"half")
     for name in ("truth.safetensors", "absent.safetensors"):
         with pytest.raises(UserError, match="measure the network again"):
-            TruthFile.load(tmp_path / name)
+            load_log_probs(tmp_path / name)

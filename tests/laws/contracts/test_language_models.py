@@ -16,9 +16,8 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.truncation import ANCESTRAL
 from freenergy.corpus import Tokenizer
 from freenergy.lm.adapted import AdaptedLM
-from freenergy.lm.load import load_lm, save_lm
+from freenergy.lm.load import LANGUAGE_MODELS, load_lm, save_lm
 from freenergy.lm.local_counts import LocalCounts
-from freenergy.lm.registry import LANGUAGE_MODELS, language_model_class
 from freenergy.testing import check_language_model
 from freenergy.testing.networks import tiny_network
 
@@ -89,7 +88,7 @@ def test_every_registered_language_model_comes_back_from_disk(kind, tmp_path):
     lm = kinds[kind]()
     save_lm(lm, tmp_path)
     again = load_lm(tmp_path, tokenizer())
-    assert type(again) is language_model_class(kind) is type(lm)
+    assert type(again) is LANGUAGE_MODELS.find(kind) is type(lm)
     assert lm.draws_here == (kind != "remote")
     if kind == "remote":
         assert (again.url, again.stops, again.api_key) == (lm.url, (2,), None)

@@ -1,23 +1,17 @@
 """Every registered noise: one row or more."""
 
-import numpy as np
 import pytest
 import torch
 
 from freenergy import Continuations, Rng, SequenceSpace, TabularLM, Truncation
-from freenergy.core.progress import Silent
 from freenergy.core.roles import Draws, Examples
-from freenergy.corpus import Windows
-from freenergy.corpus.windows import places_of
-from freenergy.noise.from_lm import FromLM
+from freenergy.noise.from_lm import FromLM, Learned
 from freenergy.noise.infill import Infilling
-from freenergy.noise.learned import Learned, NgramLogits
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.registry import NOISES
-from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.noise.stored import Stored
 from freenergy.testing import check_noise
 from freenergy.testing.networks import tiny_network
+from tables import NgramLogits
 
 V = 3
 SPACE = SequenceSpace(vocab_size=V, length=2, eos=0)
@@ -55,22 +49,11 @@ def infill():
     return Infilling(model, mask_token=V, share=0.4, lm=BASE)
 
 
-def stored(tmp_path):
-    stream, rows = np.array([1, 2, 1, 2, 2, 2, 2, 1] * 3), torch.arange(4)
-    windows = Windows(stream, places_of(np.arange(4) * 4, 2), 2, 2)
-    marks = {"lm": "a", "tokenizer": "b", "corpus": "c", "sources": "d", "seed": 0}
-    identity = Identity(**marks, split="train", per_prefix=3, space=SPACE)
-    NegativeShards(tmp_path, rows, windows, from_lm(temperature=0.6), identity, Rng(5)).write(Silent())
-    noise = Stored(NegativeStore.open(tmp_path, identity), from_lm(temperature=0.6))
-    return noise, Examples(windows.continuations(rows[1:3]), rows[1:3])
-
-
 CONTRACT = {
     "base": [(from_lm, 1, 1e-12), (lambda: from_lm(temperature=0.6), 1, 1e-12), (lambda: from_lm(top_k=2), 1, 1e-12)],
     "infilled": [(infill, 1, 1e-5)],
     "learned": [(table, 1, 1e-12), (network, 1, 1e-5)],
     "mixture": [(lambda: Mixture([(from_lm(), 1), (from_lm(temperature=0.4), 1)]), 2, 1e-12)],
-    "stored": [],  # below
 }
 
 
@@ -87,12 +70,6 @@ def test_draws_have_the_law_that_is_said(name, row):
     assert isinstance(noise, NOISES[name])
     check_noise(noise, BASE, DATA, SPACE, num=num, tolerance=tolerance)
     assert (noise.log_noise(DATA.x) is None) == (name == "infilled")
-
-
-def test_stored_noise_has_the_law_of_its_source(tmp_path):
-    noise, data = stored(tmp_path)
-    check_noise(noise, BASE, data, SPACE, tolerance=1e-12, is_enumerable=False)
-    assert Stored(noise.store).log_noise(data.x) is None
 
 
 class Mutant:

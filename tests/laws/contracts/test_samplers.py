@@ -13,7 +13,7 @@ from freenergy.samplers.kernels.independence import Independence, IndependenceIn
 from freenergy.samplers.kernels.single_site import SingleSite
 from freenergy.samplers.registry import KERNELS, SAMPLERS, sampler_named
 from freenergy.testing import World, check_kernel, check_sampler
-from freenergy.testing.samplers import law_of_sampler
+from freenergy.testing.targets import law_of_sampler
 
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 FIXED = {"tokens": 2, "length": 2, "eos": None}

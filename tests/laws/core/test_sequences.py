@@ -49,11 +49,11 @@ def test_lengths_stop_after_the_first_eos():
 
 
 def test_bad_input_is_one_sentence():
-    with pytest.raises(UserError, match="at least one token"):
+    with pytest.raises(UserError, match="length is 0: set it to at least 1"):
         SequenceSpace(vocab_size=3, length=0)
     with pytest.raises(UserError, match="too many to enumerate"):
         SequenceSpace(vocab_size=1000, length=10).enumerate()
     with pytest.raises(UserError, match="same number"):
         Continuations.from_lists([[1], [2]], [[[1]], [[1], [2]]])
-    with pytest.raises(UserError, match="give one list each"):
+    with pytest.raises(UserError, match="give one each"):
         Continuations.from_lists([[1], [2]], [[[1]]])

@@ -14,7 +14,7 @@ from freenergy.corpus import Tokenizer
 from freenergy.corpus.tokenizer import byte_alphabet
 from freenergy.energies import batching
 from freenergy.energies.bit import Bit, BitEnergy
-from freenergy.energies.load import load_energy
+from freenergy.energies.registry import load_energy
 from freenergy.energies.trunk import Trunk
 from freenergy.lm import shared_prefix
 from freenergy.lm.presets import build, preset

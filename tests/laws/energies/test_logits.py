@@ -7,8 +7,8 @@ import torch
 from freenergy import Continuations, HuggingFaceLM, ResidualModel, Rng, Sequences, SequenceSpace, TabularLM, UserError
 from freenergy.core.roles import Target
 from freenergy.corpus import Tokenizer
-from freenergy.energies.load import load_energy
 from freenergy.energies.logits import Logits, LogitsEnergy
+from freenergy.energies.registry import load_energy
 from freenergy.lm.presets import build, preset
 from freenergy.models.residual import Residual
 from freenergy.partition import exact_log_partition

@@ -42,7 +42,7 @@ def x():
 
 def tuned(energy, x):
     with torch.no_grad():
-        energy.fit_scale(energy.features(x))
+        energy.fit_scale([energy.features(x)])
         energy.weight.copy_(Rng(1).normal(len(energy.names)))
         energy.bias.fill_(0.25)
     return energy

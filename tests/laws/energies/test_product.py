@@ -20,7 +20,7 @@ def expert(seed):
     stream = np.append(np.random.default_rng(seed).integers(0, V, 80), 0)
     energy = NgramFeatures(NgramEnergy(order=2), NgramTables.fit(stream, vocab_size=V, eos=0, order=2))
     with torch.no_grad():
-        energy.fit_scale(energy.features(X))
+        energy.fit_scale([energy.features(X)])
         energy.weight.copy_(Rng(seed).normal(len(energy.names)))
     return energy
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freenergy import Continuations, Rng, UserError
-from freenergy.core.soft import Soft
+from freenergy.core.sequences import Soft
 from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.testing.networks import tiny_network

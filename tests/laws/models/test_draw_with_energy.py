@@ -8,8 +8,7 @@ from freenergy import HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation, 
 from freenergy.energies.call import energies_in_batches
 from freenergy.energies.probe import Probe, ProbeEnergy
 from freenergy.energies.product import Product
-from freenergy.models.draw_with_energy import Split
-from freenergy.models.residual import Residual
+from freenergy.models.residual import Residual, Split
 
 V = 9
 SPACE = SequenceSpace(vocab_size=V, length=5, eos=0)
@@ -51,7 +50,7 @@ def probe_of(base, seed=1, **settings):
     probe = Probe(ProbeEnergy(**settings), base)
     x = base.sample(CONTEXTS, 20, SPACE, Rng(9)).x
     with torch.no_grad():
-        probe.fit_scale(probe.features(x))
+        probe.fit_scale([probe.features(x)])
         probe.weight.copy_(0.3 * Rng(seed).normal(len(probe.names)))
     return probe
 

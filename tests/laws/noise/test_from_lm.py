@@ -8,7 +8,7 @@ from freenergy.core.roles import Draws, Examples
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings, divide
-from freenergy.testing.noise import draws_of
+from freenergy.testing.training import draws_of
 
 V, L = 4, 3
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)

@@ -10,7 +10,7 @@ from freenergy import Continuations, Rng, TabularLM, UserError
 from freenergy.lm.presets import build
 from freenergy.noise.infill import Infilling
 from freenergy.testing import law
-from freenergy.testing.noise import draws_of
+from freenergy.testing.training import draws_of
 
 V, EOS, MASK = 4, 0, 4
 

@@ -23,16 +23,15 @@ from freenergy.core.files import file_hash
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
-from freenergy.noise.from_lm import FromLM
-from freenergy.noise.learned import Learned, NgramLogits
+from freenergy.noise.from_lm import FromLM, Learned
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.testing.comparing import everything
-from freenergy.training.contrastive_batches import ContrastiveBatch, FreshContrast, StoredContrast, scores_of
+from freenergy.testing.enumerating import everything
+from freenergy.training.contrastive_batches import ContrastiveBatch, FreshContrast, NoiseLaw, StoredContrast, scores_of
 from freenergy.training.loop import fit
-from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
 from freenergy.training.tasks.contrastive import ContrastiveTask
+from tables import NgramLogits
 
 V, L = 3, 2
 SPACE = SequenceSpace(vocab_size=V, length=L)

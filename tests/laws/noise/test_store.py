@@ -17,8 +17,7 @@ from freenergy.corpus.windows import places_of
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.store import Identity, NegativeShards, NegativeStore
-from freenergy.noise.stored import Stored
-from freenergy.testing.noise import draws_of
+from freenergy.testing.training import draws_of
 
 V, P, L, K = 5, 4, 3, 6
 SPACE = SequenceSpace(vocab_size=V, length=L, eos=0)
@@ -211,18 +210,3 @@ def test_a_damaged_shard(tmp_path, damage, column):
             pq.write_table(table.set_column(place, field, pa.array(values, field.type)), path)
     with pytest.raises(UserError, match=r"shard-00002\.parquet is damaged"):
         NegativeStore.open(tmp_path, IDENTITY)
-
-
-def test_stored_is_a_source(tmp_path):
-    source = Stored(NegativeStore.open(write(tmp_path), IDENTITY))
-    rows = ROWS[torch.tensor([9, 2])]
-    data = windows().continuations(rows)
-    fresh = draws_of(FromLM(LM, SPACE), rows, data, K, Rng(1))
-    stored = draws_of(source, rows, data, 4, Rng(99))
-    assert stored.x.lists() == [row[:4] for row in fresh.x.lists()]
-    assert torch.equal(stored.log_base, fresh.log_base[:, :4])
-    with pytest.raises(UserError, match="holds 6"):
-        draws_of(source, rows, data, K + 1, Rng(1))
-    absent = torch.tensor([row for row in range(40) if row not in ROWS.tolist()][:1])
-    with pytest.raises(UserError, match=f"window {absent.item()}"):
-        draws_of(source, absent, windows().continuations(absent), 1, Rng(1))

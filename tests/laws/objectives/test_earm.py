@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freenergy import Rng, UserError
-from freenergy.objectives.earm import EARM, Denominators, Steps, log_score
+from freenergy.objectives.earm import EARM, Denominators, Steps
 
 V, K = 3, 3
 BEGINNINGS = [p for k in range(K) for p in itertools.product(range(V), repeat=k)]  # every x_<k, k = 1 … K
@@ -188,15 +188,6 @@ def test_a_step_that_only_one_side_reaches_is_left_out():
         (slope,) = torch.autograd.grad(value, theta)
         assert slope[1:].abs().max() == 0  # beginnings of a token or more
         assert math.isfinite(value.item())
-
-
-def test_the_energy_of_a_whole_sequence_is_that_of_equation_4():
-    theta = table(4)
-    steps = steps_of(theta)
-    exact = steps.log_prob[:, : K - 1].sum(1) + steps.logit[:, K - 1]
-    torch.testing.assert_close(log_score(steps), exact, rtol=0, atol=1e-12)
-    short = steps_of(theta, STRINGS, torch.tensor([True, True, False]).expand(len(STRINGS), K))
-    torch.testing.assert_close(log_score(short), steps.log_prob[:, 0] + steps.logit[:, 1], rtol=0, atol=1e-12)
 
 
 def test_denominators_are_an_average_over_batches():

@@ -15,7 +15,7 @@ from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Sampler
 from freenergy.samplers.kernels.independence import Independence, IndependenceState
 from freenergy.samplers.metropolis import Metropolis, distance
-from freenergy.testing.samplers import law_of_results, transition_matrix
+from freenergy.testing.targets import law_of_results, transition_matrix
 
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 PROPOSALS = [

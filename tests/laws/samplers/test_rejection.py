@@ -15,16 +15,17 @@ from freenergy import Continuations, Rng, UserError
 from freenergy.core.scored import Scored
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Sampler
-from freenergy.samplers.divergence import (
+from freenergy.samplers.rejection import (
     Divergence,
+    QuasiRejection,
+    Rejection,
     bound_for_acceptance,
     bound_for_distance,
     divergence,
     divergence_curve,
 )
-from freenergy.samplers.rejection import QuasiRejection, Rejection
 from freenergy.testing import branches
-from freenergy.testing.samplers import law_of_results
+from freenergy.testing.targets import law_of_results
 
 SMALL = {"tokens": 3, "length": 1, "eos": None}
 PROPOSALS = [

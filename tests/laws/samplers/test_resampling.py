@@ -17,7 +17,7 @@ from freenergy.core.scored import Scored
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.samplers import Resampling, Sampler
 from freenergy.samplers.resampling import distance
-from freenergy.testing.samplers import law_of_results
+from freenergy.testing.targets import law_of_results
 
 # strings of two tokens or an early EOS; with three candidates, of one token
 each_n = pytest.mark.parametrize(

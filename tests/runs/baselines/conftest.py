@@ -9,8 +9,7 @@ import torch
 from freenergy import NgramLM, Rng
 from freenergy.testing.networks import tiny_network
 from freenergy.training.baselines.local import LocalNgram, LocalProbe
-from freenergy.training.baselines.ralm import Ralm
-from freenergy.training.baselines.residual import ResidualLM
+from freenergy.training.baselines.residual import Ralm, ResidualLM
 
 V = 5
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, UserError
+from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.testing import check_language_model
 from freenergy.training.baselines import residual
-from freenergy.training.baselines.ralm import Ralm
-from freenergy.training.baselines.residual import network_reader
+from freenergy.training.baselines.residual import Ralm, network_reader
 from freenergy.training.baselines.training import cross_entropy
 
 CONTEXTS = [[1, 2, 3, 1, 2], [3], [], [2, 0, 1]]
@@ -52,8 +52,8 @@ def test_ralm_is_equation_6(network, name, tmp_path):
     other = HuggingFaceLM(ralm.network, eos=0)
     product = (base.next_log_probs(contexts) + other.next_log_probs(contexts)).exp()
     torch.testing.assert_close(found.exp(), product / product.sum(-1, keepdim=True), atol=1e-6, rtol=0)
-    ralm.save(tmp_path / "model", eos=0)
-    again = residual.ResidualLM(base, [Ralm.open(tmp_path / "model").eval()])
+    save_checkpoint(ralm.network, tmp_path / "model", eos=0)
+    again = residual.ResidualLM(base, [Ralm(load_checkpoint(tmp_path / "model")[0]).eval()])
     assert torch.equal(again.next_log_probs(contexts), found)
 
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from freenergy.corpus import BytePairTokenizer, CorpusSettings, Tokenizer
-from freenergy.corpus.learn import learn
 from freenergy.corpus.read import find, read
+from freenergy.corpus.tokenizer import learn
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "saw", "über", "naïve", "猫", "birds", "of", "summer", "—", "Prague"]
 

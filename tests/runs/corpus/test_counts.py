@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer, WordTokenizer, count_words_and_bytes
-from freenergy.corpus.learn import learn
+from freenergy.corpus.tokenizer import learn
 
 
 def adjacent(ids, prefix, length):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_windows_and_report(tmp_path, write, make_text):
     report = run(tmp_path / "out", sources)
     corpus = Corpus.open(tmp_path / "out")
     assert corpus.splits == ("train", "validation", "test")
-    assert report == corpus.report == CorpusReport.from_json(json.loads(json.dumps(report.to_json())))
+    assert report == corpus.report == CorpusReport.from_json(json.loads(json.dumps(asdict(report))))
     assert report.tokenizer == corpus.tokenizer.fingerprint
     assert (corpus.prefix, corpus.continuation, corpus.ending) == (6, 4, "fixed")
     assert corpus.space.eos is None

@@ -11,6 +11,7 @@ import threading
 import time
 import zipfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,8 +34,7 @@ from freenergy.corpus.resources import (
     locate,
     routes,
 )
-from freenergy.corpus.resources.table import Hub, Member, Wheel
-from freenergy.corpus.resources.unpack import AssignedString, Gunzip, ParquetLines
+from freenergy.corpus.resources.table import Hub, Member, Wheel, assigned_string, gunzip, parquet_lines
 
 fetching = sys.modules["freenergy.corpus.resources.fetch"]
 TEXT = b" = Title = \n \n two lines \n"
@@ -71,13 +71,15 @@ TINY = Resource(
         Hub(
             repo="org/tiny",
             repo_type="dataset",
-            members=(Member(file="train.txt", path="a/0.parquet", unpack=ParquetLines(column="text", blank=" \n")),),
+            members=(
+                Member(file="train.txt", path="a/0.parquet", unpack=partial(parquet_lines, column="text", blank=" \n")),
+            ),
         ),
         Wheel(
             package="tinytext",
             version="1.0",
             size=1000,
-            members=(Member(file="train.txt", path="tinytext/train.gz", unpack=Gunzip()),),
+            members=(Member(file="train.txt", path="tinytext/train.gz", unpack=gunzip),),
         ),
     ),
     splits={"train": "train.txt"},
@@ -413,7 +415,7 @@ def test_real_text_has_the_checksums_and_comes_out_of_the_hub_s_layout_unchanged
             else [f"{line}\n" if line.strip() else "" for line in lines]
         )
         (parquet / member.path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({member.unpack.column: rows}), parquet / member.path)
+        pq.write_table(pa.table({member.unpack.keywords["column"]: rows}), parquet / member.path)
     monkeypatch.setattr(routes, "snapshot", lambda *args, **kwargs: parquet)
     told = Told()
     got = fetch(name, told)
@@ -430,10 +432,10 @@ def test_a_string_is_taken_from_source_without_running_it(tmp_path):
     source = tmp_path / "source.py"
     source.write_text("penn = {}\npenn['valid'] = '''one \\n two\\n\\n'''\nraise SystemExit\n")
     with source.open("rb") as file:
-        AssignedString(variable="penn", key="valid")(file, tmp_path / "out")
+        assigned_string(file, tmp_path / "out", variable="penn", key="valid")
     assert (tmp_path / "out").read_text() == "one \n two\n"
     with source.open("rb") as file, pytest.raises(KeyError):
-        AssignedString(variable="penn", key="test")(file, tmp_path / "out")
+        assigned_string(file, tmp_path / "out", variable="penn", key="test")
 
 
 def test_docstrings_are_a_corpus_that_is_the_same_each_time(tmp_path):

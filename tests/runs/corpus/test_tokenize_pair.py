@@ -83,7 +83,7 @@ def test_ends(tokenizer):
 
 
 def test_nothing_to_compare_is_refused(words):
-    with pytest.raises(UserError, match=r"^candidate 2 is empty, which compares with nothing: give it some text"):
+    with pytest.raises(UserError, match=r"^candidate 2 is empty, which compares with nothing: give it text"):
         join(words, "a", ["b", ""])
     with pytest.raises(UserError, match=r"^candidate 1 \('  '\) has no tokens"):
         join(words, "a", ["  "])

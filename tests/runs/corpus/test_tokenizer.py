@@ -10,8 +10,7 @@ from tokenizers import models, pre_tokenizers
 
 from freenergy.core.errors import UserError
 from freenergy.corpus import BytePairTokenizer, Tokenizer, WordTokenizer
-from freenergy.corpus.learn import EOS_TOKEN, UNKNOWN, learn, sample
-from freenergy.corpus.tokenizer import byte_alphabet
+from freenergy.corpus.tokenizer import EOS_TOKEN, UNKNOWN, byte_alphabet, learn, sample
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
@@ -35,7 +34,7 @@ def test_text_that_spells_a_special_token_is_text(tokenizer):
 
 def test_learning_is_deterministic_across_processes(make_text, tokenizer):
     code = (
-        "import sys; from freenergy.corpus.learn import *; from freenergy.corpus.settings import *;"
+        "import sys; from freenergy.corpus.tokenizer import *; from freenergy.corpus.settings import *;"
         "t = sys.stdin.read(); print(learn(BytePairTokenizer(vocab_size=300), [t]).fingerprint,"
         "learn(WordTokenizer(), [t]).fingerprint)"
     )

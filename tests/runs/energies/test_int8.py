@@ -11,7 +11,7 @@ from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, TabularLM, U
 from freenergy.corpus import Tokenizer
 from freenergy.energies.bit import Bit, BitEnergy
 from freenergy.energies.int8 import Int8Linear, int8_error, measured, quantised
-from freenergy.energies.load import load_energy
+from freenergy.energies.registry import load_energy
 from freenergy.energies.unit import Unit, UnitEnergy
 from freenergy.lm.presets import build
 from freenergy.testing import check_energy

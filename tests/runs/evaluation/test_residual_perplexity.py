@@ -15,7 +15,7 @@ from freenergy.evaluation.figure_numbers import curve_numbers, densities, densit
 from freenergy.evaluation.perplexity import Counts
 from freenergy.evaluation.positions import by_position, position_path
 from freenergy.evaluation.residual_perplexity import residual_perplexity
-from freenergy.lm.stepping import log_proposal
+from freenergy.lm.token_log_probs import log_proposal
 from freenergy.partition import log_partition, step_log_probs
 
 V, L = 3, 3

@@ -15,9 +15,10 @@ from freenergy.core.files import read_json, write_json
 from freenergy.evaluation.perplexity import measured_rate
 from freenergy.lm.networks.protocol import Batch
 from freenergy.recipes.families import FAMILIES, network
-from freenergy.recipes.families.network import Domain, NetworkRecipe, TrainedNetwork, learning, measuring
+from freenergy.recipes.families.network import Domain, NetworkRecipe, learning, measuring
 from freenergy.recipes.load import make_experiment
 from freenergy.runs.sweep.run import run_sweep
+from freenergy.training.settings import TrainedNetwork
 
 V, T, CONTROL_STEPS = 3, 6, 9
 CHAIN = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.4, 0.1, 0.5]])

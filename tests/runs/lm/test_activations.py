@@ -8,7 +8,7 @@ import torch
 from freenergy import Continuations, Rng, Sequences, SequenceSpace, Truncation
 from freenergy.lm import huggingface
 from freenergy.lm.activations import TracingLM
-from freenergy.lm.decoding import sampling
+from freenergy.lm.decoding import load
 from freenergy.testing.networks import tiny_network
 
 V = 7
@@ -63,7 +63,7 @@ def test_reading_agrees_with_a_plain_forward_pass(name, monkeypatch):
 @pytest.mark.parametrize("truncation", [Truncation(), Truncation(top_k=3)])
 def test_sampling_collects_what_reading_finds(name, eos, truncation, monkeypatch):
     monkeypatch.setattr(huggingface, "_ROWS", 5)
-    monkeypatch.setattr(sampling, "_ROWS", 5)
+    monkeypatch.setattr(load, "_ROWS", 5)
     lm, contexts = tiny_network(MODELS[name], vocab_size=V), Sequences.from_lists(CONTEXTS)
     space = SequenceSpace(vocab_size=V, length=6, eos=eos)
     for num in (2, 7):

@@ -9,7 +9,7 @@ import torch
 from freenergy import NgramLM, Rng, Sequences, SequenceSpace, TabularLM, Truncation
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
-from freenergy.lm.activations import NetworkLM, TracingLM, TracingSampler
+from freenergy.lm.activations import NetworkLM, TracingLM
 from freenergy.lm.adapted import AdaptedLM, weight_names
 from freenergy.lm.local_counts import LocalCounts
 from freenergy.lm.stepping import begin
@@ -60,7 +60,7 @@ def dense_terms(lm, context):
 def _log_p_of_order(lm, h, k):
     """p_k of the nested model, by its recursion."""
     p = np.full(V, 1 / V)
-    for table, context, _ in list(lm._walk(lm._tail(Sequences.from_lists([h]))))[:k]:
+    for table, (context, _) in zip(lm.tables[:k], lm.counts.walk(lm._tail(Sequences.from_lists([h]))), strict=False):
         nodes = table.children(context[:, -1])[1]
         p = p * table.rest[context[0, -1]]
         p[table.keys[nodes] % V] += table.direct[nodes]
@@ -116,7 +116,7 @@ def test_the_ngram_model_is_one_of_the_mixes():
 def test_a_trace_is_of_the_adapted_law(name):
     """Log-probabilities, entropies and ranks are those of the mix, while it draws and afterwards; states the base's."""
     lm = AdaptedLM(BASES[name][0](), weights(), counts())
-    assert isinstance(lm, TracingSampler)
+    assert isinstance(lm, TracingLM)
     assert isinstance(lm, NetworkLM)
     space = SequenceSpace(vocab_size=V, length=4, eos=EOS)
     draws, seen = lm.sample_traced(Sequences.from_lists(CONTEXTS), 40, space, Rng(5), layers=(0, 2))

@@ -3,7 +3,7 @@
 import copy
 import ctypes
 import math
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
 from freenergy.core.rng import choose
 from freenergy.core.truncation import ANCESTRAL, normalised
-from freenergy.lm.activations import TracedStepper
+from freenergy.lm.activations import traced_ancestral
 from freenergy.lm.decoding import drawing, fused, sampling
 from freenergy.lm.decoding.families import Affine, take_apart
-from freenergy.lm.decoding.load import Decoder
+from freenergy.lm.decoding.load import Decoder, FastStepper, rows_at_once
 from freenergy.lm.decoding.memory import stretches
 from freenergy.lm.decoding.plain import PlainSteps
-from freenergy.lm.decoding.step import FastStepper
 from freenergy.lm.network_steps import read
-from freenergy.lm.stepping import ExchangingStepper, ancestral, in_chunks
+from freenergy.lm.stepping import Stepper, in_chunks
 from freenergy.testing.enumerating import law
 
 V = 11
@@ -140,7 +139,7 @@ def test_steps_are_a_plain_forward_pass(name):
     """In float64 to the last digits: attention in two parts is exact, whatever the lengths of the contexts."""
     model = MODELS[name](dtype=torch.float64)
     stepper = begin(model, 4, 6, (0, 2, 3))
-    assert isinstance(stepper, ExchangingStepper)
+    assert isinstance(stepper, Stepper)
     check_steps(model, stepper, rounding(name), (0, 2, 3))
 
 
@@ -274,7 +273,7 @@ def spread(R, size, seed, scale=3.0):
 
 def check_draw(draw, logits, u, truncation):
     """The token that ``choose`` takes at the same u, with the numbers of ``Truncation``."""
-    drawn = draw(padded(logits), truncation, drawing.ByUniform(u), True)
+    drawn = draw(padded(logits), truncation, partial(drawing.by_uniform, u), True)
     log_p = normalised(logits.double())
     log_q = truncation(log_p)
     chosen = choose(log_q, u)
@@ -305,7 +304,7 @@ def test_any_truncation_is_that_of_the_slow_way(seed, temperature, top_k, top_p,
         Truncation(temperature=temperature, top_p=top_p),
     ):
         logits, u = spread(5, 600, seed, scale)
-        drawn = drawing.draw(padded(logits), truncation, drawing.ByUniform(u), False)
+        drawn = drawing.draw(padded(logits), truncation, partial(drawing.by_uniform, u), False)
         log_p = normalised(logits.double())
         log_q = truncation(log_p).gather(-1, drawn.tokens.unsqueeze(-1)).squeeze(-1)
         near = (drawn.log_proposal - log_q).abs() < 1e-4
@@ -320,7 +319,7 @@ def test_the_law_of_a_draw_by_all_of_u():
     logits, points = spread(1, 6, 3, 1.0)[0], 4000
     u = (torch.arange(points, dtype=torch.float64) + 0.5) / points
     for truncation in TRUNCATIONS:
-        drawn = drawing.draw(padded(logits.expand(points, -1)), truncation, drawing.ByUniform(u), False)
+        drawn = drawing.draw(padded(logits.expand(points, -1)), truncation, partial(drawing.by_uniform, u), False)
         share = torch.bincount(drawn.tokens, minlength=6) / points
         expected = truncation(normalised(logits.double()))[0].exp()
         assert (share - expected).abs().max() < 2 / points
@@ -353,7 +352,7 @@ def test_the_ends_of_u_are_tokens():
     logits[:, :3] = logits[:, 290:] = drawing.NOTHING
     u = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     for draw in draws():
-        drawn = draw(padded(logits), ANCESTRAL, drawing.ByUniform(u), True)
+        drawn = draw(padded(logits), ANCESTRAL, partial(drawing.by_uniform, u), True)
         assert drawn.tokens.tolist() == [3, 289]
         torch.testing.assert_close(drawn.entropy, torch.full((2,), math.log(287), dtype=torch.float64))
 
@@ -361,7 +360,7 @@ def test_the_ends_of_u_are_tokens():
 def test_what_float32_cannot_hold_has_a_log_probability():
     """At a high temperature a token may be drawn whose probability under P_LM is below the smallest float32."""
     logits, u = torch.tensor([[0.0, -200.0]]), torch.tensor([0.99], dtype=torch.float64)
-    drawn = drawing.draw(padded(logits), Truncation(temperature=100.0), drawing.ByUniform(u), False)
+    drawn = drawing.draw(padded(logits), Truncation(temperature=100.0), partial(drawing.by_uniform, u), False)
     assert drawn.tokens.tolist() == [1]
     assert float(drawn.log_base) == pytest.approx(-200)
     assert float(drawn.log_proposal) == pytest.approx(-2 - math.log1p(math.exp(-2)))
@@ -435,13 +434,13 @@ def test_logits_exist_for_a_few_rows_at_a_time(monkeypatch):
 def test_as_many_rows_as_memory_allows():
     """The keys and values of the candidates in hand stay within three quarters of a gigabyte."""
     apart = take_apart(MODELS["llama"]())
-    assert sampling.rows_at_once(apart, 40) == 512
+    assert rows_at_once(apart, 40) == 512
     for length in (6000, 20_000):
-        rows = sampling.rows_at_once(apart, length)
+        rows = rows_at_once(apart, length)
         assert 10 < rows < 512
         assert rows * 2 * 3 * 2 * 8 * length * 4 <= 3 * 2**28 < (rows + 64) * 2 * 3 * 2 * 8 * length * 4
         assert rows % 64 == 0  # whole blocks
-    assert sampling.rows_at_once(apart, 10**9) == 1
+    assert rows_at_once(apart, 10**9) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 70, 255, 256, 300])
@@ -490,9 +489,7 @@ def test_the_trace_is_that_of_a_traced_stepper(eos, compiled):
         pytest.skip("no C++ compiler here, so there are no compiled steps: the plain ones are tested")
     model, layers = MODELS["llama"](scale=0.2), (0, 1, 3)
     space, contexts = SequenceSpace(vocab_size=V, length=6, eos=eos), Sequences.from_lists(CONTEXTS)
-    slow = TracedStepper(begin(model, 8, 6, layers), 8, eos)
-    draws = ancestral(slow, contexts, 8, space, Rng(4), ANCESTRAL)
-    expected = slow.finish(draws.x)
+    draws, expected = traced_ancestral(begin(model, 8, 6, layers), contexts, 8, space, Rng(4), ANCESTRAL)
     stepper = begin(model, 8, 6, layers, compiled=compiled)
     found, trace = sampling.sample_traced(stepper, contexts, 8, space, Rng(4), ANCESTRAL)
     assert torch.equal(found.x.tokens, draws.x.tokens)
@@ -516,7 +513,7 @@ def compiled_draw(logits, truncation, pick, is_traced):
     """Through a head whose rows are the logits, and states that choose them one by one."""
     assert truncation.is_identity
     states = fused.kernels().enter(torch.eye(len(logits)).unsqueeze(0))
-    return fused.kernels().draw(states, Affine(logits, None), pick.u.unsqueeze(0), is_traced)
+    return fused.kernels().draw(states, Affine(logits, None), pick.args[0].unsqueeze(0), is_traced)
 
 
 def draws():
@@ -541,7 +538,9 @@ def test_compiled_draws_are_those_of_the_slow_way(size, compiled, monkeypatch):
 
 def test_compiled_draws_without_a_trace_are_the_same(compiled):
     logits, u = spread(70, 600, 9)
-    traced, bare = (compiled_draw(padded(logits), ANCESTRAL, drawing.ByUniform(u), seen) for seen in (True, False))
+    traced, bare = (
+        compiled_draw(padded(logits), ANCESTRAL, partial(drawing.by_uniform, u), seen) for seen in (True, False)
+    )
     assert torch.equal(traced.tokens, bare.tokens)
     assert torch.equal(traced.log_base, bare.log_base)
     assert bare.entropy is None
@@ -576,7 +575,7 @@ def test_compiled_sampling_is_within_rounding_of_plain(compiled):
 
 
 def test_compiled_parts_are_for_float32_only(compiled):
-    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels) is PlainSteps
+    assert type(Decoder.of(MODELS["llama"](dtype=torch.float64), compiled=True).kernels_for()) is PlainSteps
 
 
 def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
@@ -588,7 +587,7 @@ def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
     broken.chmod(0o755)
     assert fused._library() is None
     monkeypatch.setattr(fused, "kernels", lambda: None)
-    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels) is PlainSteps
+    assert type(Decoder.of(MODELS["gpt2"](), compiled=True).kernels_for()) is PlainSteps
 
 
 def test_the_library_is_compiled_once(compiled, monkeypatch):

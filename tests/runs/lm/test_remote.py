@@ -23,7 +23,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.lm.completions import Completions
 from freenergy.lm.remote import RemoteLM
-from freenergy.lm.remote_proposal import log_proposal
+from freenergy.lm.remote_scoring import log_proposal
 from freenergy.testing import check_language_model
 
 V, EOS = 11, 0

@@ -15,7 +15,6 @@ from freenergy.core.files import file_hash, read_json, read_tensors
 from freenergy.lm.sources.trust import SWITCH
 from freenergy.partition import certified_gain
 from freenergy.recipes.load import make_recipe
-from freenergy.recipes.stages.residual_rows import row_numbers
 
 WORDS = ("red", "green", "blue", "small", "large", "old", "new")
 NOUNS = ("house", "river", "tree", "road", "hill")
@@ -95,7 +94,8 @@ def test_a_run_certifies_nats_per_text_and_no_perplexity(done):
     assert gain["percent"] is gain["ceiling_percent"] is joint["base_perplexity"] is None
     assert "densities" not in evaluation
     assert {sample["log_base"] for sample in evaluation["samples"]} == {None}
-    assert row_numbers(freenergy.load_run(folder)) == [("certified nats per text", gain["nats_per_sequence"])]
+    this = freenergy.load_run(folder)
+    assert this.recipe.numbers(this) == [("certified nats per text", gain["nats_per_sequence"])]
 
 
 def test_no_text_of_the_pool_is_learned_from_and_measured_on(done, table):

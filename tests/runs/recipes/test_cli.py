@@ -159,7 +159,7 @@ def test_bad_runs_and_prefixes(call, done, tmp_path):
     refused(call("sample", tmp_path / "nothing"), "is not a run")
     refused(call("sample", done, "--prefix", "word " * 500), "do not fit the model's context of 256 tokens")
     refused(call("sample", done, "--num", 0), "num is 0")
-    refused(call("sample", done, "--length", 0), "at least one token")
+    refused(call("sample", done, "--length", 0), "length is 0: set it to at least 1")
     refused(call("sample", done, "--top-k", 0), "top_k is 0")
     refused(call("sample", done, "--top-p", 0), "top_p is 0")
     refused(call("sample", done, "--temperature", 0), "temperature is 0")
@@ -190,7 +190,7 @@ def test_odd_values(call, done, recipe, tmp_path):
     folder = done[0]
     refused(call("sample", folder, "--seed", -1), "the seed is -1")
     refused(call("sample", folder, "--prefix", "\udcff"), "is not UTF-8")
-    refused(call("sample", folder, "--length", 10**12), "beyond any model")
+    refused(call("sample", folder, "--length", 10**12), "and at most 1000000 tokens")
     refused(call("sample", folder, "--length", 300), "ask for a shorter continuation")
     for change, words in {
         "seed=-1": "the seed is -1",
@@ -282,7 +282,7 @@ def test_where_weights_cannot_be_fetched_the_fallback_is_run(call, monkeypatch, 
 
 def test_a_log_gets_a_line_of_progress_every_half_minute(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr("freenergy.cli.show.bars.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("freenergy.cli.show.time.monotonic", lambda: now[0])
     with Bars() as bars, bars.track("reading", 100, "windows") as advance:
         for _ in range(10):
             now[0] += 8

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from freenergy import load_recipe, run
-from freenergy.core.workers.from_name import worker_pool
 from freenergy.core.workers.local import ProcessPool
+from freenergy.core.workers.pool import worker_pool
 from freenergy.recipes.stages.evaluation import EvaluationRequest, evaluate
 
 CHANGES = ["evaluation.candidates=8", "evaluation.certified_windows=24", "evaluation.position_windows=2",

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from freenergy import UserError
-from freenergy.runs.folder import BEGUN, adopt, begin, withdraw
-from freenergy.runs.keys import key_of, without_defaults
+from freenergy.runs.folder import BEGUN, adopt, begin, key_of, withdraw, without_defaults
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from freenergy import ResidualModel, Rng, Sequences, SequenceSpace, Truncation, UserError, load
-from freenergy.cli.show.writing import Live
+from freenergy.cli.show.results import Live
 from freenergy.core.progress import Silent
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.task import GenerationTask, read_prefixes

@@ -13,9 +13,8 @@ from freenergy.core.progress import Silent
 from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe, recipes
 from freenergy.report import cite, write_report
-from freenergy.report.page import PLAYGROUND, page, read_evaluation, summary, verdicts
-from freenergy.report.tables import headline, versions
-from freenergy.report.toml import to_toml
+from freenergy.report.page import PLAYGROUND, page, read_evaluation, to_toml
+from freenergy.report.tables import headline, summary, verdicts, versions
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from freenergy.core.errors import UserError
-from freenergy.report.sheets import draw_sheet
+from freenergy.report.experiment_figures import draw_sheet
 
 
 def read(path):

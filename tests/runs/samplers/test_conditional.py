@@ -13,8 +13,7 @@ from freenergy import Continuations, Rng, Truncation, UserError
 from freenergy.samplers import kept
 from freenergy.samplers.conditional import conditional_run
 from freenergy.samplers.sequential import Sequential
-from freenergy.testing.enumerating import branches, law
-from freenergy.testing.worlds import World
+from freenergy.testing import World, branches, law
 
 EXACT, CAUGHT = 1e-12, 1e-6
 

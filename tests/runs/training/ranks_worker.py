@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from freenergy import HuggingFaceLM, RankingNCE, Rng, Sequences, SequenceSpace, TabularLM
-from freenergy.core import interrupt
+from freenergy.core import progress as interrupt
 from freenergy.core.progress import Silent
 from freenergy.corpus import Windows
 from freenergy.corpus.windows import places_of
@@ -204,9 +204,9 @@ def stopped(scratch, folder):
         for record in fit(text(scratch), OPTIMISATION, folder, Rng(9)):
             seen = record.step
             if seen == 6 and not RANKS.is_first:
-                interrupt._asked.set()
+                interrupt._requested.set()
     except interrupt.Interrupted:
-        interrupt._asked.clear()
+        interrupt._requested.clear()
         RANKS.barrier()
         rest, _ = train("text", scratch, folder)
         return {"after": seen, "rest": rest}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from freenergy import Rng
-from freenergy.training.epoch_order import Shuffled
 from freenergy.training.settings import Optimisation
+from freenergy.training.task import Shuffled
 
 
 @pytest.mark.parametrize(("count", "batch", "accumulate"), [(12, 4, 1), (12, 4, 2), (13, 6, 3), (5, 5, 1)])

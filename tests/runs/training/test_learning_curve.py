@@ -8,7 +8,7 @@ from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.objectives import RankingNCE
 from freenergy.training.convex import choose_l2
-from freenergy.training.feature_chunks import Pieces
+from freenergy.training.feature_cache import Pieces
 from freenergy.training.learning_curve import learning_curve, next_doubling
 
 GRID = (1e-3, 1e-1)

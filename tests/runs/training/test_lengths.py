@@ -27,7 +27,7 @@ from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.testing.enumerating import branches
 from freenergy.training.contrastive_batches import ContrastiveBatch, StoredContrast, cut, cuts
 from freenergy.training.convex import cross_fitted, fit_convex
-from freenergy.training.feature_cache import FeatureCache
+from freenergy.training.feature_cache import FeatureCache, Pieces
 from freenergy.training.settings import EnergyTraining, Optimisation
 from freenergy.training.tasks import contrastive as task_module
 from freenergy.training.tasks.contrastive import ContrastiveTask, Offset, own_energies, validation_of
@@ -186,7 +186,10 @@ def test_stacked_cuts_of_a_linear_energy_reach_the_log_ratio_of_marginals():
     energy = OneHot(strings)
     parts = [energy.features(Continuations.from_lists([[1]] * len(rows), [[x] for x in rows])) for rows in by_cut]
     stacked, log_base, log_truth = torch.cat(parts), marginal(LM, strings), marginal(TRUTH, strings)
-    fit_convex([energy], [(stacked, stacked)], Weighted(log_truth.exp(), log_base.exp()), 1e-12)
+    both = torch.cat([stacked, stacked], dim=1)
+    fit_convex(
+        [energy], [Pieces(tuple(both.shape), lambda: iter([both]))], Weighted(log_truth.exp(), log_base.exp()), 1e-12
+    )
     found = energy(Continuations.from_lists([[1]], [[list(x) for x in strings]]))[0].detach()
     torch.testing.assert_close(found, log_base - log_truth, atol=1e-3, rtol=0)
 
@@ -195,7 +198,8 @@ def test_all_cuts_of_a_window_are_left_out_together():
     """Features that name the window: a fit that has not seen the window at any cut cannot tell its datum."""
     M, C = 6, 2
     names = torch.eye(M, dtype=torch.float64).repeat(C, 1)  # cut after cut
-    features = (names.unsqueeze(1), torch.zeros(M * C, 2, M, dtype=torch.float64))
+    both = torch.cat([names.unsqueeze(1), torch.zeros(M * C, 2, M, dtype=torch.float64)], dim=1)
+    features = Pieces(tuple(both.shape), lambda: iter([both]))
     part = OneHot(list(range(M)))
     told = [cross_fitted([part], [features], RankingNCE(), 0.01, cuts=num) for num in (C, 1)]
     margins = [(E[:, :1] - E[:, 1:]).abs().max().item() for E in told]

@@ -1,7 +1,6 @@
 """Learning to fill masks: the corruption, the loss, and a network that comes to see both ways."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +10,13 @@ from torch.nn.functional import cross_entropy
 
 from freenergy import Rng, UserError
 from freenergy.core.progress import Silent
-from freenergy.corpus import Corpus, Tokenizer
+from freenergy.corpus import Corpus, CorpusReport, Tokenizer
+from freenergy.corpus.store import SplitReport
 from freenergy.energies.bit import Bit, BitEnergy
+from freenergy.lm.networks.blocks import BlockData
 from freenergy.lm.presets import build, preset
 from freenergy.training.settings import Optimisation
-from freenergy.training.tasks.masked import MaskedLanguageModelTask, hide, train_masked_trunk
+from freenergy.training.tasks.language_model import MaskedLanguageModelTask, hide, train_masked_trunk
 
 V, BLOCK = 9, 8
 
@@ -30,9 +31,12 @@ def task(share=0.3, **optimisation):
     model = build(preset("tiny").config(vocab_size=V + 1, eos=0), Rng(0))
     settings = Optimisation(**{"batch_size": 4, "accumulate": 2} | optimisation)
     streams = runs(50, 0), runs(20, 1)
-    return MaskedLanguageModelTask(
-        model, *streams, block=BLOCK, mask_share=share, optimisation=settings, rng=Rng(1)
-    )  # fmt: skip
+    return MaskedLanguageModelTask(model, blocks(*streams, settings, Rng(1)), mask_share=share, rng=Rng(1))
+
+
+def blocks(train, validation, steps, rng):
+    sizes = {"batch_size": steps.batch_size, "accumulate": steps.accumulate}
+    return BlockData(train, validation, block=BLOCK, **sizes, known=0, validation_tokens=50_000, rng=rng)
 
 
 @pytest.mark.statistical
@@ -64,7 +68,7 @@ def test_the_loss_is_cross_entropy_at_chosen_places_without_a_causal_mask():
     learning, rng = task(), Rng(5)
     model = learning.module.eval()
     found = learning.loss(3, 1, rng)
-    rows = learning.train.rows(((3 - 1) * 2 + 1) * 2, 2)[:, :-1]
+    rows = learning.data.train.rows(((3 - 1) * 2 + 1) * 2, 2)[:, :-1]
     hidden, chosen = hide(rows, share=0.3, mask=V, rng=Rng(5))
     with torch.no_grad():
         logits, causal = model(hidden, attention_mask=torch.zeros(2, 1, BLOCK, BLOCK)).logits, model(hidden).logits
@@ -88,14 +92,13 @@ def test_validation_is_the_same_each_time():
 def corpus(tmp_path, continuation=4):
     """What training asks of a corpus."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(V)}, unk_token="1"))
-    made = Corpus.__new__(Corpus)
-    made.tokenizer = Tokenizer(words, eos=0)
-    made.report = SimpleNamespace(prefix=4, continuation=continuation, vocab_size=V, splits={})
+    sizes = {"prefix": 4, "continuation": continuation, "vocab_size": V, "eos": 0, "ngram": 0, "ending": "fixed"}
+    report = CorpusReport(**sizes, fingerprint="", tokenizer="", splits={}, examples=())
+    made = Corpus(tmp_path, report, Tokenizer(words, eos=0))
     for name, seed in (("train", 0), ("validation", 1)):
         stream = runs(100, seed).astype(np.uint16)
         stream.tofile(tmp_path / f"{name}.bin")
-        made.report.splits[name] = SimpleNamespace(tokens=len(stream))
-    made.folder = tmp_path
+        made.report.splits[name] = SplitReport(documents=1, tokens=len(stream), bytes=0, windows=0)
     return made
 
 
@@ -104,12 +107,10 @@ def test_it_learns_and_begins_an_energy(tmp_path):
     steps = Optimisation(steps=50, batch_size=32, learning_rate=1e-3, warmup=10, validate_every=25)
     (tmp_path / "run").mkdir()
     made = corpus(tmp_path)
-    model = train_masked_trunk(settings, made, steps, tmp_path / "run", Rng(0), Silent())
+    model = train_masked_trunk("tiny", made, steps, tmp_path / "run", Rng(0), Silent(), mask_share=0.2)
     assert model.config.vocab_size == V + 1
-    learning = MaskedLanguageModelTask(
-        model.eval(), made.stream("train"), made.stream("validation"), block=8, mask_share=0.2,
-        optimisation=steps, rng=Rng(0),
-    )  # fmt: skip
+    held_out = blocks(made.stream("train"), made.stream("validation"), steps, Rng(0))
+    learning = MaskedLanguageModelTask(model.eval(), held_out, mask_share=0.2, rng=Rng(0))
     with torch.no_grad():
         assert learning.validate().value < 0.5 * math.log(V - 1)  # half that of any guess without context
     energy = Bit.from_trunk(settings, model)
@@ -117,6 +118,5 @@ def test_it_learns_and_begins_an_energy(tmp_path):
 
 
 def test_windows_beyond_the_preset_are_one_sentence(tmp_path):
-    settings = BitEnergy(start="scratch", preset="tiny")
     with pytest.raises(UserError, match=r"windows of 4 \+ 300 tokens do not fit the 256 of the preset 'tiny'"):
-        train_masked_trunk(settings, corpus(tmp_path, 300), Optimisation(), tmp_path, Rng(0), Silent())
+        train_masked_trunk("tiny", corpus(tmp_path, 300), Optimisation(), tmp_path, Rng(0), Silent(), mask_share=0.15)

@@ -13,13 +13,10 @@ import torch
 
 import engine_tasks as tasks
 from freenergy import UserError
-from freenergy.core.interrupt import Interrupted, handle_sigterm
-from freenergy.core.progress import Silent
-from freenergy.core.workers import from_name, shards
-from freenergy.core.workers.from_name import worker_pool
-from freenergy.core.workers.local import InProcess, ProcessPool
-from freenergy.core.workers.protocol import RETRIES
-from freenergy.core.workers.worker import WorkerEnvironment
+from freenergy.core.progress import Interrupted, Silent, handle_sigterm
+from freenergy.core.workers import pool, shards
+from freenergy.core.workers.local import ProcessPool, WorkerEnvironment
+from freenergy.core.workers.pool import RETRIES, InProcess, worker_pool
 
 
 def test_here_works_in_order_and_takes_one_item_at_a_time():
@@ -48,7 +45,7 @@ def test_unknown_names_of_workers(name):
 
 
 def test_local_leaves_cores_to_threads(monkeypatch):
-    monkeypatch.setattr(from_name, "cores", lambda: 6)
+    monkeypatch.setattr(pool, "cores", lambda: 6)
     for threads, workers in ((1, 6), (2, 3), (4, 1), (12, 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         engine = worker_pool("local")
@@ -89,7 +86,7 @@ def test_one_item_is_not_worth_a_worker():
 
 def test_a_folder_that_a_worker_does_not_see(tmp_path):
     job = shards.ShardJob(tasks.shards, tmp_path / "elsewhere", ())
-    with pytest.raises(UserError, match="need a disk that all of them share"):
+    with pytest.raises(UserError, match="need a shared disk"):
         shards._make(job, 0)
 
 

@@ -8,9 +8,8 @@ import pytest
 
 import engine_tasks as tasks
 from freenergy import UserError
-from freenergy.core.interrupt import Interrupted, handle_sigterm
-from freenergy.core.workers.from_name import worker_pool
-from freenergy.core.workers.local import InProcess
+from freenergy.core.progress import Interrupted, handle_sigterm
+from freenergy.core.workers.pool import InProcess, worker_pool
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of ray's own
 

@@ -22,12 +22,11 @@ from freenergy.core.errors import UserError
 from freenergy.corpus.settings import BytePairTokenizer
 from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import locate_model
-from freenergy.lm.presets import preset
-from freenergy.lm.shapes import Shape, shape_in, shape_of
+from freenergy.lm.presets import Shape, preset, shape_in, shape_of
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
 from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase, adaptation, tuning
-from freenergy.training.tasks.masked import VALIDATION_TOKENS
+from freenergy.training.tasks.language_model import VALIDATION_TOKENS
 
 _FLOAT = 4
 _SHARD = 4  # windows in a file of candidates
@@ -71,6 +70,7 @@ class _Plan:
         self.per_window = -(-self.whole.continuation // self.windows.continuation)  # chunks
         self.shape = _base_shape(recipe, known)
         self.parts = () if recipe.energy is None else recipe.energy.split()
+        self.held_out = recipe.negatives.validation_windows, recipe.negatives.validation_per_prefix
 
     @property
     def vocab_size(self) -> int:
@@ -89,12 +89,13 @@ class _Plan:
         base = self.recipe.base
         if not isinstance(base, TrainedBase) or self.shape is None:
             return Cost()
-        steps = base.optimisation
-        learned = training(self.shape, steps.steps, steps.batch_size, base.block, predicts=True, ranks=self.known.ranks)
-        if base.earm is not None:
-            learned += self._fakes(base, self.shape)
-        times = _validations(steps)
-        return learned + validating(self.shape, times, base.validation_tokens, base.block) + keeping(self.shape)
+        learned = self._language_model(self.shape, base.optimisation, base.block, base.validation_tokens)
+        return learned if base.earm is None else learned + self._fakes(base, self.shape)
+
+    def _language_model(self, shape: Shape, steps: Optimisation, length: int, held_out_tokens: int) -> Cost:
+        """Cost the training of a network that predicts tokens, its validations and its weights."""
+        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
+        return learned + validating(shape, _validations(steps), held_out_tokens, length) + keeping(shape)
 
     def _fakes(self, base: TrainedBase, shape: Shape) -> Cost:
         """Cost E-ARM's draws after the start of every block and the training on them, in all steps at most."""
@@ -125,7 +126,7 @@ class _Plan:
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""
         settings = self.recipe.negatives
-        kept = [(self.windows, settings.validation_windows, settings.validation_per_prefix)]
+        kept = [(self.windows, *self.held_out)]
         kept += [] if settings.fresh else [(self.training_windows, self.prefixes, settings.per_prefix)]
         total = Cost()
         for windows, M, K in kept:
@@ -141,12 +142,10 @@ class _Plan:
         return total
 
     def _linear(self, part: EnergySettings) -> Cost:
-        settings = self.recipe.negatives
-        held_out = (settings.validation_windows, settings.validation_per_prefix)
         total = Cost()
         for length in cuts(self.windows.continuation, self.recipe.training.lengths):
             windows = replace(self.windows, continuation=length)
-            for M, K in ((self.prefixes, settings.per_prefix), held_out):
+            for M, K in ((self.prefixes, self.recipe.negatives.per_prefix), self.held_out):
                 total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
         return total
 
@@ -166,7 +165,7 @@ class _Plan:
         shape = self._trunk(part)
         if shape is None:
             return Cost()
-        steps, settings = self.recipe.training.optimisation, self.recipe.negatives
+        steps = self.recipe.training.optimisation
         rows = steps.batch_size * (1 + self.recipe.training.negatives)
         learned = training(
             shape,
@@ -176,27 +175,24 @@ class _Plan:
             predicts=part.predicts_tokens,
             ranks=self.known.ranks,
         )
-        held_out = settings.validation_windows * (settings.validation_per_prefix + 1)
+        M, K = self.held_out
         times = _validations(steps) + 1  # and once more when all parts are done
-        fresh = drawing(
-            self.shape, self.training_windows, steps.steps * steps.batch_size, self.recipe.training.negatives
-        )
-        total = (
-            learned + self._read(part, shape, times * held_out, settings.validation_per_prefix + 1) + keeping(shape, 2)
-        )
-        if part.trains_masked_trunk:
-            total += self._filling_masks(shape)
-        return total + fresh if settings.fresh else total
-
-    def _filling_masks(self, shape: Shape) -> Cost:
-        """Cost what a trunk from scratch learns first."""
-        steps, length = self.recipe.training.masked, self.whole.length
-        learned = training(shape, steps.steps, steps.batch_size, length, predicts=True, ranks=self.known.ranks)
-        return learned + validating(shape, _validations(steps), VALIDATION_TOKENS, length) + keeping(shape)
+        total = learned + self._read(part, shape, times * M * (K + 1), K + 1) + keeping(shape, 2)
+        if part.trains_masked_trunk:  # what a trunk from scratch learns first
+            total += self._language_model(shape, self.recipe.training.masked, self.whole.length, VALIDATION_TOKENS)
+        if self.recipe.negatives.fresh:
+            drawn = steps.steps * steps.batch_size
+            total += drawing(self.shape, self.training_windows, drawn, self.recipe.training.negatives)
+        return total
 
     def _trunk(self, part: EnergySettings) -> Shape | None:
         """Return the network that an energy trains; None where it trains none."""
         return part.trunk(self.shape, lambda: self.vocab_size)
+
+    def _scored(self, part: EnergySettings, windows: int, strings: int) -> Cost:
+        """Cost E of the strings of each window."""
+        found, shape = self._traced(part, windows, strings), self._trunk(part)
+        return found if shape is None else found + self._read(part, shape, windows * strings, strings)
 
     def _read(self, part: EnergySettings, shape: Shape, strings: float | int, per_window: float | int) -> Cost:
         """Cost E of strings, ``per_window`` of which share their prefix."""
@@ -218,9 +214,7 @@ class _Plan:
         W, n = settings.certified_windows * self.per_window, settings.candidates
         total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
         for part in self.parts:
-            total += self._features(part, W, n) + self._traced(part, W, n)
-            if (shape := self._trunk(part)) is not None:
-                total += self._read(part, shape, W * n, n)
+            total += self._features(part, W, n) + self._scored(part, W, n)
         return total + self._positions()
 
     def perplexity(self) -> Cost:
@@ -235,10 +229,7 @@ class _Plan:
         for t in range(L) if W else ():
             rest = WindowCounts(prefix=self.windows.prefix + t, continuation=L - t)
             total += drawing(self.shape, rest, W, n)
-            for part in self.parts:
-                total += self._traced(part, W, n)
-                if (shape := self._trunk(part)) is not None:
-                    total += self._read(part, shape, W * n, n)
+            total += sum((self._scored(part, W, n) for part in self.parts), Cost())
         return total
 
 

@@ -1,22 +1,26 @@
-"""What each stage costs: tokens, floating-point operations, bytes.
+"""What each stage costs: tokens, floating-point operations, bytes; and how long that takes on given devices.
 
     drawing  K continuations of L tokens after each of M prefixes of p tokens:
              M·read(p, p) + M·K·read(L − 1, p + L/2) + M·(1 + K·(L − 1))·predict
     reading  S strings of p + L tokens in both directions:   S·read(p + L, p + L)
              a prefix once for N strings:                    S/N·read(p, p) + S·read(L, p + L)
     training a step of B rows of T tokens:                   3·B·(read(T, T) + predict(T))
+    hours    max(FLOPs / (devices · peak · utilisation), sent / bandwidth) / 3600
 
 ``read(tokens, seen)`` and ``predict(tokens)`` are those of the network (``base.shapes``). A training step is three
 readings: one forward, two for the gradients of activations and weights. The last token of a draw is not read again.
 Bytes are what a stage leaves on disk: a stored draw has L tokens of about log₂ V + 1.5 bits after compression, and
-about 12 bytes of log-probabilities; a file of draws has a fixed part too.
+about 12 bytes of log-probabilities; a file of draws has a fixed part too. Operations and sending overlap at best, so
+the slower of the two is reported. Utilisation is an assumption, unless it was measured on one device of the kind.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
-from freenergy.lm.shapes import Shape
+from freenergy.core.checks import check_range
+from freenergy.core.errors import UserError
+from freenergy.lm.presets import Shape
 
 _BITS_OVER = 1.5  # a token's, over log₂ V
 _NUMBERS = 12.5  # bytes a draw, of its two log-probabilities
@@ -35,12 +39,29 @@ class Cost:
     sent: float | int = 0
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            tokens=self.tokens + other.tokens,
-            flops=self.flops + other.flops,
-            bytes=self.bytes + other.bytes,
-            sent=self.sent + other.sent,
-        )
+        return Cost(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """``count`` devices that are alike."""
+
+    count: int = 1
+    peak: float = 1.8e11  # FLOP/s of one device
+    utilisation: float = 0.5  # share of the peak that is reached
+    bandwidth: float = 1e10  # bytes per second that a device sends to another
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UserError(f"devices is {self.count}: set it to 1 or more")
+        check_range(self, "peak", "bandwidth", above=0)
+        check_range(self, "utilisation", above=0, at_most=1)
+
+    def hours(self, cost: Cost) -> float:
+        """Return how long a stage takes."""
+        working = cost.flops / (self.count * self.peak * self.utilisation)
+        return max(working, cost.sent / self.bandwidth) / 3600
 
 
 @final

@@ -1,4 +1,6 @@
-"""Images as a domain: bits per dimension and drawn images.
+"""Family ``images``: a PixelCNN learns images pixel by pixel; bits per dimension and drawn images.
+
+    base → measurement
 
     bits/dim = − log q(x) / (pixels · ln 2),      the mean over images
 
@@ -8,12 +10,20 @@ by the seeds' own means, with their t interval.
 
 The energy of a whole image (E-ARM, Eq. 4, at the last pixel) is a number of that pixel's receptive field. In images of
 digits it is the empty corner, so no figure "resampled" is made of it.
+
+The presets "paper" are the published sizes. PixelCNN: 15 layers, h = 128, and before the logits 32 maps on
+MNIST and 1024 on CIFAR-10 (van den Oord, Kalchbrenner, Kavukcuoglu 2016, Pixel Recurrent Neural Networks, section 5).
+Gated PixelCNN: 20 layers of 384 maps, 5 × 5, which is the network of its section on ImageNet; for other images its
+paper gives no sizes (van den Oord et al. 2016, Conditional Image Generation with PixelCNN Decoders). The presets
+"small" are for a processor of a few cores.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -22,36 +32,83 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from freenergy.apps.images.batches import ImageData
-from freenergy.apps.images.pixelcnn import ImageShape, PixelNetwork
-from freenergy.apps.images.read import ImageSet, as_tokens, read_images
-from freenergy.apps.images.settings import ImageSettings, build_module
+from freenergy.apps.images.data import Binarise, ImageData, as_tokens, read_images
+from freenergy.apps.images.gated_pixelcnn import GatedPixelCNN
+from freenergy.apps.images.pixelcnn import ImageShape, PixelCNN, PixelModule, PixelNetwork
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement, measured_rate
+from freenergy.lm.networks.causal import inference
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import Domain
+from freenergy.recipes.families.network import Domain, NetworkRecipe, learning, measuring
+from freenergy.runs.run import Run, Stage
+from freenergy.training.settings import TrainedNetwork
 
 NATS, SAMPLES = "nats.safetensors", "samples.safetensors"
 _ROWS = 100  # images at a time
 
 
-def open_images(settings: ImageSettings, progress: Progress) -> "Images":
-    """Read the images."""
-    images = read_images(Path(settings.path).expanduser())
-    progress.say(f"{settings.path}: {len(images.train)} training and {len(images.test)} test images")
-    return Images(settings, images)
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """Images in a folder, and the network that learns them.
+
+    ``binarise`` makes pixels black or white: "stochastic" a pixel is 1 with a probability equal to its intensity,
+    drawn once from ``binarise_seed``, the same for every row of a table; "threshold" if its intensity is at least half;
+    "none" keeps 256 levels. Bits per dimension below one, as published of MNIST, are those of binary images.
+    """
+
+    MEASURING: ClassVar[tuple[str, ...]] = ("test_images", "train_images", "sheet")
+
+    path: str = "mnist"  # a folder with the idx files of MNIST or the binary version of CIFAR-10
+    network: Literal["pixelcnn", "gated-pixelcnn"] = "pixelcnn"
+    preset: Literal["small", "paper"] = "small"
+    blocks: int = 0  # layers; 0 leaves them to the preset, as in the next three
+    features: int = 0  # h of PixelCNN, p of Gated PixelCNN
+    head: int = 0  # maps of the last layers before the logits
+    kernel: int = 0  # of Gated PixelCNN
+    binarise: Binarise = "stochastic"
+    binarise_seed: int = 0
+    validation: int = 5000  # last images of the training set, held out
+    validation_images: int = 1000  # of these, read at every validation
+    test_images: int = 10_000
+    train_images: int = 2000  # measured for "bits/dim train"
+    sheet: int = 64  # images drawn after training
+    fake: int = 56  # pixels of a fake row: K; two rows of MNIST
+
+    def __post_init__(self) -> None:
+        check_range(self, "validation", "validation_images", "test_images", "train_images", "sheet", "fake", at_least=1)
+        check_range(self, "blocks", "features", "head", "kernel", "binarise_seed", at_least=0)
+        if self.network == "pixelcnn" and self.kernel:
+            raise UserError(f"kernel is {self.kernel}, but PixelCNN's is always 3: leave it out or use gated-pixelcnn")
+
+
+def build_module(settings: ImageSettings, shape: ImageShape) -> PixelModule:
+    """Build the network, with torch's initial weights; sizes that are not set are the preset's."""
+    is_plain = settings.network == "pixelcnn"
+    if settings.preset == "small":
+        sizes = (5, 32, 32, 3) if is_plain else (4, 32, 32, 3)
+    else:
+        last = 32 if shape.channels == 1 else 1024
+        sizes = (15, 128, last, 3) if is_plain else (20, 384, last, 5)
+    own = (settings.blocks, settings.features, settings.head, settings.kernel)
+    blocks, features, head, kernel = (mine or preset for mine, preset in zip(own, sizes, strict=True))
+    if is_plain:
+        return PixelCNN(shape, blocks=blocks, features=features, head=head)
+    return GatedPixelCNN(shape, blocks=blocks, features=features, head=head, kernel=kernel)
 
 
 @final
 class Images(Domain):
     """The images of the settings, and the network that learns them."""
 
-    def __init__(self, settings: ImageSettings, images: ImageSet) -> None:
+    def __init__(self, settings: ImageSettings) -> None:
         self.settings = settings
-        count, height, width, channels = images.train.shape
+        training, test = read_images(Path(settings.path).expanduser())
+        count, height, width, channels = training.shape
         if settings.validation >= count:
             raise UserError(
                 f"validation = {settings.validation} holds out all of the {count} training images: set it lower"
@@ -59,10 +116,10 @@ class Images(Domain):
         levels = 256 if settings.binarise == "none" else 2
         self.shape = ImageShape(height=height, width=width, channels=channels, levels=levels)
         rng = Rng(settings.binarise_seed).child("binarise")
-        train = as_tokens(images.train, settings.binarise, rng.child("train"))
+        train = as_tokens(training, settings.binarise, rng.child("train"))
         self.train, held_out = train[: -settings.validation], train[-settings.validation :]
         self.held_out = held_out[: settings.validation_images]
-        self.test = as_tokens(images.test[: settings.test_images], settings.binarise, rng.child("test"))
+        self.test = as_tokens(test[: settings.test_images], settings.binarise, rng.child("test"))
 
     def network(self, rng: Rng) -> PixelNetwork:
         """A network with fresh weights."""
@@ -73,12 +130,7 @@ class Images(Domain):
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> ImageData:
         """Rows to train on."""
         return ImageData(
-            self.train,
-            self.held_out,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            fake=self.settings.fake,
-            rng=rng,
+            self.train, self.held_out, batch_size=batch_size, accumulate=accumulate, fake=self.settings.fake, rng=rng
         )
 
     def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
@@ -124,23 +176,49 @@ def nats_of(
     network: Network, rows: UInt8[Tensor, "images pixels"], progress: Progress, label: str
 ) -> Float[Tensor, " images"]:
     """− log q(x) of each image, float64."""
-    found, done = torch.zeros(len(rows), dtype=torch.float64), 0
-    device = next(network.module.parameters()).device
-    was_training = network.module.training
-    network.module.eval()
-    with torch.no_grad(), progress.track(label, len(rows), "images") as advance:
+    device, found = next(network.module.parameters()).device, []
+    with inference(network.module), torch.no_grad(), progress.track(label, len(rows), "images") as advance:
         for part in rows.split(_ROWS):
             tokens = part.long().to(device)
             logits = network.logits(None, tokens)
             nats = cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-            found[done : done + len(part)] = nats.double().sum(1).cpu()
-            done += len(part)
+            found.append(nats.double().sum(1).cpu())
             advance(len(part))
-    network.module.train(was_training)
-    return found
+    return torch.cat(found)
 
 
 def _read_nats(folder: Path, split: str) -> Float[np.ndarray, " images"]:
     path = folder / NATS
     with corruption_as_user_error(path, "measure that network again"):
         return np.asarray(load_file(path)[split].numpy())
+
+
+_opened = lru_cache(maxsize=1)(Images)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesRecipe(NetworkRecipe[TrainedNetwork]):
+    """A network of pixels on a folder of images."""
+
+    main_column: ClassVar[str] = "bits/dim test"
+
+    family: Literal["images"] = "images"
+    images: ImageSettings = field(default_factory=ImageSettings)
+    base: TrainedNetwork = field(default_factory=TrainedNetwork)
+
+    def data_stages(self) -> tuple[Stage[Any], ...]:
+        """Returns nothing: images are read in a second."""
+        return ()
+
+    def domain(self, run: Run[Any], progress: Progress) -> Images:
+        """Returns the images."""
+        return _opened(self.images)
+
+    def learning_inputs(self, progress: Progress) -> Any:
+        """Returns the sizes of the network and the choice of images."""
+        return learning(self.images)
+
+    def measuring_inputs(self) -> Any:
+        """Returns what is measured."""
+        return measuring(self.images)

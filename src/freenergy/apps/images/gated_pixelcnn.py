@@ -85,6 +85,5 @@ class _Layer(nn.Module):
 
 
 def _gate(x: Float[Tensor, "rows two_p h w"]) -> Float[Tensor, "rows p h w"]:
-    """Return tanh · σ of the two halves."""
     a, b = x.chunk(2, dim=1)
     return a.tanh() * b.sigmoid()

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, relu
 
 from freenergy.apps.images.masked_convolution import ConvolutionCache, MaskedConvolution, channel_of
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
+from freenergy.lm.networks.causal import inference
 
 _FIRST = 3  # rows above and columns on each side that the first 7 × 7 convolution sees
 
@@ -39,11 +41,8 @@ class ImageShape:
     levels: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("height", "width", "channels"):
-            if getattr(self, name) < 1:
-                raise UserError(f"the {name} of an image is {getattr(self, name)}: set it to 1 or more")
-        if self.levels < 2:
-            raise UserError(f"levels is {self.levels}: set it to 2 or more")
+        check_range(self, "height", "width", "channels", at_least=1)
+        check_range(self, "levels", at_least=2)
 
     @property
     def row(self) -> int:
@@ -75,8 +74,8 @@ class PixelModule(nn.Module):
         self.shape = shape
 
     def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
-        """Return the features of the rows above for each layer of ``beside``."""
-        raise NotImplementedError
+        """Return the features of the rows above for each layer of ``beside``; none where one stack reads both parts."""
+        return []
 
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
@@ -123,10 +122,6 @@ class PixelCNN(PixelModule):
         self.reach = _FIRST + blocks
         self.readers = (self.first,)
 
-    def above(self, x: Float[Tensor, "rows channels h w"], memory: ConvolutionCache | None = None) -> list[Tensor]:
-        """Return nothing: one stack reads both parts."""
-        return []
-
     def beside(
         self, x: Float[Tensor, "rows channels h w"], above: Sequence[Tensor], memory: ConvolutionCache | None = None
     ) -> Float[Tensor, "rows logits h w"]:
@@ -160,11 +155,7 @@ class PixelNetwork:
 
     def __init__(self, module: PixelModule) -> None:
         self.module, self.shape = module, module.shape
-
-    @property
-    def vocab_size(self) -> int:
-        """V: the levels of a pixel."""
-        return self.shape.levels
+        self.vocab_size = module.shape.levels
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Return f at the first T positions; the rows of pixels below are not computed."""
@@ -180,13 +171,8 @@ class PixelNetwork:
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
         """Draw the next ``length`` pixels, or those that are left; none is masked."""
         K = min(length, self.shape.tokens - known.shape[1])
-        was_training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                drawn = self._grow(known, K, rng) if K else known[:, :0]
-        finally:
-            self.module.train(was_training)
+        with inference(self.module), torch.no_grad():
+            drawn = self._grow(known, K, rng) if K else known[:, :0]
         return drawn, torch.ones_like(drawn, dtype=torch.bool)
 
     def _grow(self, known: Int[Tensor, "rows P"], K: int, rng: Rng) -> Int[Tensor, "rows K"]:

@@ -8,25 +8,22 @@ is not answered for an hour goes to another rater as soon as one asks for work; 
 
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import torch
 
-from freenergy.apps.study.ballots import Text, ballots
-from freenergy.apps.study.items import Item
-from freenergy.apps.study.settings import ITEMS_PER_PAGE
-from freenergy.apps.study.store import Rater, Store
+from freenergy.apps.study.items import ITEMS_PER_PAGE, Item
+from freenergy.apps.study.store import PageKind, Rater, Store, Text, ballots
 from freenergy.core.rng import Rng
 
 EXPIRES_SECONDS = 3600.0
 Why = Literal["finished", "waiting", "not qualified"]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShownItem:
+class ShownItem(NamedTuple):
     """A comparison as it is shown: ``first`` is the text on the left."""
 
     item: Item
@@ -44,15 +41,13 @@ class Page:
     """The page that a rater has to answer now."""
 
     token: str
-    kind: Literal["qualification", "task"]
+    kind: PageKind
     number: int  # from 1, among the pages of its kind
     of: int  # number of pages, or an upper bound
     places: tuple[ShownItem, ...]
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """Nothing is left to do, and why; ``pages`` of pairs were answered."""
 
     why: Why
@@ -73,7 +68,8 @@ def next_page(store: Store, rater: Rater) -> Page | End:
         row = db.execute("SELECT id FROM pages WHERE rater = ? AND state = 'open'", (rater.id,)).fetchone()
         page = None if row is None else int(row["id"])
         if page is None:
-            _expire(store, db)
+            expired = (store.clock() - EXPIRES_SECONDS,)
+            db.execute("UPDATE pages SET state = 'expired' WHERE state = 'open' AND seen < ?", expired)
             found = _choose(store, db, rater)
             if isinstance(found, End):
                 return found
@@ -101,20 +97,7 @@ def answer(store: Store, rater: Rater, token: str, sides: Mapping[int, int]) -> 
     return True
 
 
-def right_answers(db: sqlite3.Connection, rater: Rater) -> int:
-    """Return how often the rater found the real text in the qualification."""
-    return sum(vote.choice == "b" for vote in ballots(db, rater.id) if vote.kind == "qualification")
-
-
-def _expire(store: Store, db: sqlite3.Connection) -> None:
-    db.execute(
-        "UPDATE pages SET state = 'expired' WHERE state = 'open' AND seen < ?", (store.clock() - EXPIRES_SECONDS,)
-    )
-
-
-def _choose(
-    store: Store, db: sqlite3.Connection, rater: Rater
-) -> tuple[Literal["qualification", "task"], list[Item]] | End:
+def _choose(store: Store, db: sqlite3.Connection, rater: Rater) -> tuple[PageKind, list[Item]] | End:
     """Return the comparisons of a new page, in display order."""
     settings = store.study.settings
     done = {row["item"] for row in db.execute("SELECT item FROM votes WHERE rater = ?", (rater.id,))}
@@ -122,8 +105,9 @@ def _choose(
     questions = _shuffled(store.items["qualification"], rng.child("qualification"))
     if left := [item for item in questions if item.number not in done]:
         return "qualification", left[:ITEMS_PER_PAGE]
-    pages = _answered(db, rater)
-    if not settings.passes(right_answers(db, rater), len(questions)):
+    pages = _answered(db, rater, "task")
+    right = sum(vote.choice == "b" for vote in ballots(db, rater.id) if vote.kind == "qualification")
+    if not settings.passes(right, len(questions)):
         return End("not qualified", pages)
     pairs, is_waiting = _pairs(store, db, rater, done)
     checks = [item for item in _shuffled(store.items["check"], rng.child("checks")) if item.number not in done]
@@ -137,27 +121,24 @@ def _pairs(store: Store, db: sqlite3.Connection, rater: Rater, done: set[int]) -
     """Return the pairs that the rater may get, fewest votes first; and whether others may become free."""
     query = """SELECT item, COUNT(*) AS asked, SUM(state = 'open') AS open FROM places JOIN pages ON pages.id = page
                WHERE kind = 'task' AND state <> 'expired' GROUP BY item"""
-    asked = {row["item"]: (row["asked"], row["open"]) for row in db.execute(query)}
+    rows = db.execute(query).fetchall()
+    asked, is_open = (Counter({row["item"]: row[name] for row in rows}) for name in ("asked", "open"))
     rng = Rng(store.study.settings.seed).child("rater", rater.id, "pairs")
     left = [item for item in _shuffled(store.items["pair"], rng) if item.number not in done]
-    votes = store.study.settings.votes
-    free = [item for item in left if asked.get(item.number, (0, 0))[0] < votes]
-    is_waiting = any(asked.get(item.number, (0, 0))[1] for item in left)
-    return sorted(free, key=lambda item: asked.get(item.number, (0, 0))[0]), is_waiting
+    free = [item for item in left if asked[item.number] < store.study.settings.votes]
+    return sorted(free, key=lambda item: asked[item.number]), any(is_open[item.number] for item in left)
 
 
-def _answered(db: sqlite3.Connection, rater: Rater) -> int:
-    query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = 'task' AND state = 'answered'"
-    return int(db.execute(query, (rater.id,)).fetchone()[0])
+def _answered(db: sqlite3.Connection, rater: Rater, kind: PageKind) -> int:
+    query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = ? AND state = 'answered'"
+    return int(db.execute(query, (rater.id, kind)).fetchone()[0])
 
 
 def _shuffled(items: Sequence[Item], rng: Rng) -> list[Item]:
     return [items[i] for i in rng.permutation(len(items)).tolist()]
 
 
-def _open(
-    store: Store, db: sqlite3.Connection, rater: Rater, kind: Literal["qualification", "task"], items: list[Item]
-) -> int:
+def _open(store: Store, db: sqlite3.Connection, rater: Rater, kind: PageKind, items: list[Item]) -> int:
     """Store a new page and its items; returns its id."""
     now = store.clock()
     row = (rater.id, secrets.token_urlsafe(32), kind, now, now)
@@ -178,24 +159,16 @@ def _firsts(store: Store, rater: Rater) -> list[Text]:
 
 
 def _read(store: Store, db: sqlite3.Connection, rater: Rater, page: int) -> Page:
-    """Return a page as it is shown."""
     row = db.execute("SELECT * FROM pages WHERE id = ?", (page,)).fetchone()
     rows = db.execute("SELECT * FROM places WHERE page = ? ORDER BY place", (page,)).fetchall()
     places = tuple(ShownItem(store.study.items[place["item"]], place["first"]) for place in rows)
-    query = "SELECT COUNT(*) FROM pages WHERE rater = ? AND kind = ? AND state = 'answered'"
-    before = int(db.execute(query, (rater.id, row["kind"])).fetchone()[0])
-    return Page(
-        token=row["token"],
-        kind=row["kind"],
-        number=before + 1,
-        of=before + _ahead(store, db, rater, row["kind"], before),
-        places=places,
-    )
+    before = _answered(db, rater, row["kind"])
+    of = before + _ahead(store, db, rater, row["kind"], before)
+    return Page(token=row["token"], kind=row["kind"], number=before + 1, of=of, places=places)
 
 
-def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: str, before: int) -> int:
+def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: PageKind, before: int) -> int:
     """Return how many pages of this kind the rater gets, the open one included; for pairs an upper bound."""
-    settings = store.study.settings
     if kind == "qualification":
         return -(-len(store.items["qualification"]) // ITEMS_PER_PAGE) - before
     query = "SELECT item FROM places JOIN pages ON pages.id = page WHERE rater = ? AND state <> 'expired'"
@@ -203,4 +176,5 @@ def _ahead(store: Store, db: sqlite3.Connection, rater: Rater, kind: str, before
     pairs, _ = _pairs(store, db, rater, seen)
     checks = sum(item.number not in seen for item in store.items["check"])
     more = 1 + min(-(-len(pairs) // (ITEMS_PER_PAGE - 1)), checks)
-    return more if settings.pages is None else min(more, settings.pages - before)
+    most = store.study.settings.pages
+    return more if most is None else min(more, most - before)

@@ -8,7 +8,6 @@ far enough apart that no text is shown twice. Comparison i draws from streams of
 resumes with the same bits.
 """
 
-import platform
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +17,7 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, write_record
-from freenergy.apps.study.settings import StudySettings
+from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, StudySettings, write_record
 from freenergy.core.errors import UserError
 from freenergy.core.files import exclusive_lock, fingerprint, read_json, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
@@ -30,6 +28,7 @@ from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_run
 from freenergy.recipes.open_run import load_or_base, model_key
 from freenergy.recipes.stages.given_text import given_text
+from freenergy.runs.run import versions
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.model import ResidualModel
 from freenergy.text.task import GenerationTask
@@ -38,7 +37,6 @@ from freenergy.text.write import Writing
 HUMAN = "human"
 Law = Literal["base", "joint"]
 _SILENT = Silent()
-_PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
 
 @final
@@ -68,18 +66,15 @@ class _Writer:
         if law == "joint" and not joint.has_energy:
             raise UserError(f"the run in {folder} has no energy and so no residual model: use --a base or --b base")
         law = law or ("joint" if joint.has_energy else "base")
-        sampler = (
-            Plain(truncation=making.truncation)
-            if law == "base"
-            else Resampling(candidates=making.candidates, truncation=making.truncation)
-        )
+        sampler: Plain | Resampling = Plain(truncation=making.truncation)
+        if law == "joint":
+            sampler = Resampling(candidates=making.candidates, truncation=making.truncation)
         plan = joint.plan(making.length)
         writing = Writing(
             sampler=sampler, chunks=plan.chunks, max_context=joint.max_context, max_tokens=plan.max_tokens,
             is_shortened=plan.is_shortened,
         )  # fmt: skip
-        task = GenerationTask.of(joint, "", plan.length, seed, writing)
-        return cls(task, folder, law)
+        return cls(GenerationTask.of(joint, "", plan.length, seed, writing), folder, law)
 
     def __call__(self, prefix: str, rng: Rng) -> str:
         tokenizer = self.task.model.tokenizer
@@ -88,7 +83,6 @@ class _Writer:
         return spoken(tokenizer, tokenizer.encode(prefix), text.tokens)
 
     def about(self) -> dict[str, Any]:
-        """Return what names the model and its texts."""
         folder = self.folder.resolve()
         key = {key: value for key, value in self.task.key(model_key(self.folder)).items() if key != "prefixes"}
         return {"name": f"{folder.name} ({self.law})", "run": str(folder), "law": self.law, **key}
@@ -123,7 +117,10 @@ def create(
     corpus = Corpus.open(this.stage("corpus"))
     joint = load_or_base(run_a)
     a = _Writer.of(joint, this.folder, making.a, making, settings.seed)
-    b = _second(joint, this, run_b, making, settings.seed)
+    b: _Writer | None = None
+    if str(run_b) != HUMAN:
+        is_same = Path(run_b).resolve() == this.folder.resolve()  # what is in memory already is not loaded again
+        b = _Writer.of(joint if is_same else load_or_base(run_b), Path(run_b), making.b, making, settings.seed)
     if b is not None and a.about() == b.about():
         raise UserError(f"{run_a} would be compared with itself: give another run, or --a base and --b joint")
     source, identity = _held_out(this, corpus, a, settings, making, progress)
@@ -144,14 +141,6 @@ def create(
     return Study.open(folder)
 
 
-def _second(joint: ResidualModel, this: ResidualRun, run_b: str | Path, making: Making, seed: int) -> _Writer | None:
-    """Return the other model; one that is in memory already is not loaded again."""
-    if str(run_b) == HUMAN:
-        return None
-    is_same = Path(run_b).resolve() == this.folder.resolve()
-    return _Writer.of(joint if is_same else load_or_base(run_b), Path(run_b), making.b, making, seed)
-
-
 def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, dict[str, Any]]) -> None:
     """Create the folder with its record, or check that it belongs to this study."""
     if (folder / RECORD).is_file():
@@ -160,8 +149,7 @@ def _begin(folder: Path, key: str, settings: StudySettings, models: dict[str, di
         return
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} contains other files than a study: choose another --out")
-    versions = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
-    write_record(folder, settings, models, {"key": key, "versions": versions})
+    write_record(folder, settings, models, {"key": key, "versions": versions()})
 
 
 def _held_out(

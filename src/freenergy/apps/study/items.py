@@ -13,13 +13,42 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from freenergy.apps.study.settings import StudySettings
+from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json, write_text
 
 RECORD, ITEMS, ANSWERS = "study.json", "items.jsonl", "answers.sqlite"
 Kind = Literal["pair", "check", "qualification"]
 KINDS: tuple[Kind, ...] = ("pair", "check", "qualification")
+ITEMS_PER_PAGE = 4  # comparisons, one of them an attention check (Deng et al. 2020, A.4)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySettings:
+    """Defaults are the study of Deng et al. (2020), A.4."""
+
+    prefixes: int = 333
+    votes: int = 3  # per pair
+    qualification: int = 12  # questions with a known answer, before the first pair; 0 asks none
+    pass_mark: float = 2 / 3  # raters with at most this share of right answers are excluded
+    checks: int | None = None  # attention checks; None: one per page of a rater who sees every pair
+    pages: int | None = None  # maximum pages of pairs per rater; None: no limit
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range(self, "prefixes", "votes", "checks", "pages", at_least=1)
+        check_range(self, "qualification", at_least=0)
+        check_range(self, "pass_mark", at_least=0, below=1)
+
+    @property
+    def num_checks(self) -> int:
+        """The number of attention checks: as set, or enough that no rater sees one twice."""
+        return -(-self.prefixes // (ITEMS_PER_PAGE - 1)) if self.checks is None else self.checks
+
+    def passes(self, right: int, asked: int) -> bool:
+        """Whether ``right`` answers out of ``asked`` qualification questions suffice."""
+        return not asked or right > self.pass_mark * asked
 
 
 @final

@@ -8,7 +8,7 @@ votes kept, a pair is for B with probability p³ + 3p²(1 − p), p = preference
 
 import torch
 
-from freenergy.apps.study.assigning import End, ShownItem, answer, next_page
+from freenergy.apps.study.assigning import End, answer, next_page
 from freenergy.apps.study.store import Rater, Store
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress, Silent
@@ -55,11 +55,6 @@ def _rate(store: Store, rater: Rater, preference: float, attention: float, rng: 
         return False
     chances = torch.tensor([preference if place.item.kind == "pair" else attention for place in page.places])
     coins = rng.child("simulated", rater.id, page.kind, page.number).bernoulli(chances).tolist()
-    answers = {i: _side(place, bool(coin)) for i, (place, coin) in enumerate(zip(page.places, coins, strict=True))}
+    answers = {i: 1 if (shown.first == "b") == bool(coins[i]) else 2 for i, shown in enumerate(page.places)}
     answer(store, rater, page.token, answers)
     return True
-
-
-def _side(place: ShownItem, is_b: bool) -> int:
-    """Return the side of the chosen text."""
-    return 1 if (place.first == "b") == is_b else 2

@@ -4,7 +4,8 @@
 
 A commit is on disk before it is acknowledged. What must not happen is forbidden by the tables themselves: a rater has
 at most one open page, a place has at most one vote, and a rater at most one vote for an item. Of invitations and
-sessions only the SHA-256 is kept, so that a reader of the file cannot vote.
+sessions only the SHA-256 is kept, so that a reader of the file cannot vote. A ballot undoes the shuffling of sides: its
+choice is ``first`` where side 1 was taken, else the other text.
 """
 
 import hashlib
@@ -15,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, NamedTuple, final
 
 from freenergy.apps.study.items import ANSWERS, KINDS, Study
 from freenergy.core.errors import UserError
 
+Text = Literal["a", "b"]
+PageKind = Literal["qualification", "task"]
 _VERSION = 1
 _WAIT_SECONDS = 30.0  # for the lock of another process
 _SCHEMA = """
@@ -64,25 +67,39 @@ CREATE TABLE votes (
     FOREIGN KEY (page, place) REFERENCES places (page, place)
 );
 """
+_BALLOTS = """
+SELECT votes.page, votes.rater, votes.item, votes.side, places.first, pages.kind, pages.opened, pages.answered
+FROM votes JOIN places USING (page, place) JOIN pages ON pages.id = votes.page
+"""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Invitation:
+class Invitation(NamedTuple):
     """A rater's label, and the token, which is shown once."""
 
     label: str
     token: str
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Rater:
+class Rater(NamedTuple):
     """An invited rater."""
 
     id: int
     label: str
     is_simulated: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """One vote of a rater."""
+
+    page: int
+    rater: int
+    item: int
+    kind: PageKind
+    side: int  # 1 or 2, as shown
+    choice: Text
+    seconds: float  # from the first display of the page to its answer
 
 
 @final
@@ -190,3 +207,24 @@ def _rater(row: sqlite3.Row) -> Rater:
 def _hidden(token: str) -> str:
     """Return the stored hash of a token: with 256 random bits, an unsalted hash cannot be inverted."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def chosen(first: Text, side: int) -> Text:
+    """Return the text that was shown on a side."""
+    other: Text = "b" if first == "a" else "a"
+    return first if side == 1 else other
+
+
+def ballots(db: sqlite3.Connection, rater: int | None = None) -> list[Ballot]:
+    """Return all votes, or those of one rater, in the order of pages and places."""
+    where, values = ("", ()) if rater is None else ("WHERE votes.rater = ?", (rater,))
+    rows = db.execute(f"{_BALLOTS} {where} ORDER BY votes.page, votes.place", values)
+    kept = ("page", "rater", "item", "kind", "side")
+    return [
+        Ballot(
+            **{name: row[name] for name in kept},
+            choice=chosen(row["first"], row["side"]),
+            seconds=row["answered"] - row["opened"],
+        )
+        for row in rows
+    ]

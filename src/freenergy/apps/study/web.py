@@ -8,20 +8,19 @@ by the same template. A page's answers count once, for its own rater, and only w
 
 import re
 import time
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, final
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI, Request, Response
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from freenergy.apps.study import End, Page, Rater, RefusedError, Store, answer, next_page
-from freenergy.report import look
+from freenergy.apps.study.assigning import End, RefusedError, answer, next_page
+from freenergy.apps.study.store import Rater, Store
+from freenergy.report import look, page_templates
 from freenergy.web.security import secure
 
 COOKIE: Final = "freenergy_study"
@@ -55,75 +54,40 @@ class Attempts:
     """Counts wrong invitations by address, within a time window."""
 
     def __init__(self) -> None:
-        self._times: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._times: dict[str, list[float]] = {}
 
     def wait_seconds(self, address: str) -> float:
         """Return how long an address has to wait; 0 if it may try."""
-        now = time.monotonic()
-        for known in list(self._times):
-            times = self._times[known]
-            while times and times[0] < now - _WITHIN_SECONDS:
-                times.popleft()
-            if not times:
-                del self._times[known]
-        times = self._times.get(address, deque())
-        return 0.0 if len(times) < _WRONG else times[0] + _WITHIN_SECONDS - now
+        since = time.monotonic() - _WITHIN_SECONDS
+        recent = {known: [when for when in times if when >= since] for known, times in self._times.items()}
+        self._times = {known: times for known, times in recent.items() if times}
+        times = self._times.get(address, [])
+        return 0.0 if len(times) < _WRONG else times[0] - since
 
     def add(self, address: str) -> None:
         """Count a wrong invitation."""
-        self._times[address].append(time.monotonic())
-
-
-@final
-class _Templates:
-    """Renders pages from templates that escape everything."""
-
-    def __init__(self) -> None:
-        self._environment = Environment(
-            loader=FileSystemLoader(_PAGES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-        )
-
-    def enter(self, *, message: str = "", is_known: bool = False, status: int = 200) -> HTMLResponse:
-        return self._page("enter", status, message=message, is_known=is_known)
-
-    def rate(self, page: Page) -> HTMLResponse:
-        is_first = page.kind == "qualification"
-        most = "" if is_first or page.number == page.of else "at most "
-        heading = f"Page {page.number} of {most}{page.of}"
-        return self._page("rate", 200, page=page, heading=heading, part="First questions" if is_first else "The study")
-
-    def notice(self, status: int, heading: str, message: str, link: tuple[str, str] | None = None) -> HTMLResponse:
-        return self._page("notice", status, heading=heading, message=message, link=link)
-
-    def end(self, end: End) -> HTMLResponse:
-        heading, message = _ENDS[end.why]
-        done = f" You have answered {end.pages} page{'s' * (end.pages != 1)} of pairs." if end.pages else ""
-        return self.notice(200, heading, message + done)
-
-    def _page(self, name: str, status: int, **values: Any) -> HTMLResponse:
-        return HTMLResponse(self._environment.get_template(f"{name}.html.j2").render(**values), status_code=status)
+        self._times.setdefault(address, []).append(time.monotonic())
 
 
 @final
 class _Site:
-    """Handles the requests of raters."""
+    """Handles the requests of raters, with templates that escape everything."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._pages, self._attempts = store, _Templates(), Attempts()
+        self._store, self._templates, self._attempts = store, page_templates(_PAGES), Attempts()
         self._files = {
             "study.css": (look() + (_PAGES / "study.css").read_text(encoding="utf-8"), "text/css"),
             "study.js": ((_PAGES / "study.js").read_text(encoding="utf-8"), "text/javascript"),
         }
 
     async def start(self, request: Request) -> Response:
-        """Return the page that an invitation link opens."""
-        return self._pages.enter(is_known=await self._rater(request) is not None)
+        return self._enter(is_known=await self._rater(request) is not None)
 
     async def enter(self, request: Request) -> Response:
         """Turn an invitation into a session."""
         address = request.client.host if request.client is not None else ""
         if wait := self._attempts.wait_seconds(address):
-            found = self._pages.enter(message="Too many wrong invitations: wait a minute, then try again.", status=429)
+            found = self._enter(message="Too many wrong invitations: wait a minute, then try again.", status=429)
             found.headers["Retry-After"] = str(int(wait) + 1)
             return found
         token = (await _form(request)).get("token", "").strip()
@@ -131,7 +95,7 @@ class _Site:
         if session is None:
             self._attempts.add(address)
             words = "This invitation is not known. Open the link that you were sent."
-            return self._pages.enter(message=words, status=403)
+            return self._enter(message=words, status=403)
         response, is_https = RedirectResponse("/rate", status_code=303), request.url.scheme == "https"
         response.set_cookie(
             COOKIE, session, max_age=_COOKIE_SECONDS, httponly=True, samesite="strict", secure=is_https, path="/"
@@ -139,25 +103,31 @@ class _Site:
         return response
 
     async def show(self, request: Request) -> Response:
-        """Return the rater's page."""
         rater = await self._rater(request)
         if rater is None:
-            return self._pages.enter(message="Please open the link that you were sent.", status=401)
+            return self._enter(message="Please open the link that you were sent.", status=401)
         found = await run_in_threadpool(next_page, self._store, rater)
-        return self._pages.end(found) if isinstance(found, End) else self._pages.rate(found)
+        if isinstance(found, End):
+            heading, message = _ENDS[found.why]
+            done = f" You have answered {found.pages} page{'s' * (found.pages != 1)} of pairs." if found.pages else ""
+            return self._notice(200, heading, message + done)
+        is_first = found.kind == "qualification"
+        most = "" if is_first or found.number == found.of else "at most "
+        heading, part = f"Page {found.number} of {most}{found.of}", "First questions" if is_first else "The study"
+        return self._page("rate", 200, page=found, heading=heading, part=part)
 
     async def take(self, request: Request) -> Response:
         """Count a page's answers; the redirect acknowledges them."""
         rater = await self._rater(request)
         if rater is None:
             words = "Nothing was counted. Please open the link that you were sent."
-            return self._pages.enter(message=words, status=401)
+            return self._enter(message=words, status=401)
         form = await _form(request)
         try:
             await run_in_threadpool(answer, self._store, rater, form.get("page", ""), _sides(form))
         except RefusedError as refused:
             status, message = _REFUSALS[refused.why]
-            return self._pages.notice(status, "Not counted", message, ("/rate", "Go on"))
+            return self._notice(status, "Not counted", message, ("/rate", "Go on"))
         return RedirectResponse("/rate", status_code=303)
 
     async def file(self, name: str) -> Response:
@@ -168,12 +138,20 @@ class _Site:
         return Response(text, media_type=kind)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Return an error page."""
         assert isinstance(error, HTTPException)
         words = "There is no such page." if error.status_code == 404 else "This request cannot be answered."
-        found = self._pages.notice(error.status_code, "Sorry", words, ("/", "To the beginning"))
+        found = self._notice(error.status_code, "Sorry", words, ("/", "To the beginning"))
         found.headers.update(error.headers or {})
         return found
+
+    def _enter(self, *, message: str = "", is_known: bool = False, status: int = 200) -> HTMLResponse:
+        return self._page("enter", status, message=message, is_known=is_known)
+
+    def _notice(self, status: int, heading: str, message: str, link: tuple[str, str] | None = None) -> HTMLResponse:
+        return self._page("notice", status, heading=heading, message=message, link=link)
+
+    def _page(self, name: str, status: int, **values: Any) -> HTMLResponse:
+        return HTMLResponse(self._templates.get_template(f"{name}.html.j2").render(**values), status_code=status)
 
     async def _rater(self, request: Request) -> Rater | None:
         session = request.cookies.get(COOKIE, "")

@@ -1,4 +1,4 @@
-"""Ways to translate with a trained network: greedy and beam search, and top-K energy re-sampling.
+"""What a trained network says: translations by search and energy re-sampling, and how likely it finds the truth.
 
     search:       argmax over y of log q(y | x), by beams
     re-sampling:  y_1 … y_K ~ q(· | x);    y_i is taken with probability ∝ e^{S_i},    S = log Σ_v e^{f(v; x, y_<last)}
@@ -6,28 +6,41 @@
 With Eq. 4 of E-ARM, p(y) ∝ q(y_<last) · e^{f(y_last; y_<last)} = q(y) · e^S at the last token of y, so e^S is the
 weight of a draw of q (section D.4, after Bakhtin et al. 2021). Candidates of several lengths are weighed each at its
 own last token. ``highest`` takes the largest S in place of a draw; K = 0 of the paper's Table 9 is beam search.
+
+How likely a network finds the true translation, word by word, after the truth and after its own words:
+
+    true prefix:   log q(x_t | source, x_<t)            teacher forcing, as in training
+    own prefix:    log q(x_t | source, ŷ_<t)            ŷ = the network's own greedy translation, as in use
+
+The paper counts the true words that E-ARM finds likelier than a baseline (Table 8, after Zhang et al. 2019) and does
+not say after which words. Ours is free running, because exposure bias is what a network's own words do to it. Beyond
+the end of ŷ there is nothing to predict, so the places are t ≤ |ŷ| with EOS. Words are tokens of the shared vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import NamedTuple, final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from freenergy.apps.translation.batches import by_length, sources
+from freenergy.apps.translation.pairs import EncodedPairs, by_length, padded, sources
 from freenergy.apps.translation.translator import Source, Translator
+from freenergy.core.files import atomic_write, corruption_as_user_error
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.causal import inference
+from freenergy.lm.networks.protocol import Network
 
 Sentences = list[list[int]]  # tokens, with EOS if the sentence is complete
+LogProbs = list[np.ndarray]  # of each sentence, place by place
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Resampled:
+class Resampled(NamedTuple):
     """Of K candidates for every source: one drawn by weight, the one with the largest S, and the first draw."""
 
     drawn: Sentences
@@ -99,3 +112,50 @@ def _empty(count: int) -> Sentences:
 def _fill(found: Sentences, rows: Sequence[int], lists: Sentences) -> None:
     for row, ids in zip(rows, lists, strict=True):
         found[row] = ids
+
+
+def log_probs(
+    network: Network, pairs: EncodedPairs, prefixes: Sequence[list[int]], tokens: int, progress: Progress, label: str
+) -> LogProbs:
+    """log q of the true token at every place of ``prefixes`` that the truth has too."""
+    found: LogProbs = [np.zeros(0, dtype=np.float32)] * len(pairs)
+    with inference(network.module), torch.no_grad(), progress.track(label, len(pairs), "sentences") as advance:
+        for rows in by_length([len(ids) for ids in prefixes], tokens):
+            batch, (read, _) = pairs.batch(rows), padded([prefixes[i] for i in rows])
+            T = min(read.shape[1], batch.tokens.shape[1])
+            logits = network.logits(batch.given, read[:, :T]).cpu()
+            true = logits.gather(-1, batch.tokens[:, :T].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+            for row, values in zip(rows, true.numpy(), strict=True):
+                found[row] = values[: min(len(prefixes[row]), len(pairs.target[row]))].copy()
+            advance(len(rows))
+    return found
+
+
+def likelier(
+    ours: Sequence[LogProbs], others: Sequence[LogProbs]
+) -> tuple[Float[np.ndarray, " sentences"], Float[np.ndarray, " sentences"]]:
+    """In each sentence, over the seeds: the true words that ours finds likelier, and those that both were asked for."""
+    more, asked = (np.zeros(len(ours[0])) for _ in range(2))
+    for a, b in zip(ours, others, strict=True):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            places = min(len(x), len(y))
+            more[i] += (x[:places] > y[:places]).sum()
+            asked[i] += places
+    return more, asked
+
+
+def save_log_probs(path: Path, values: dict[str, LogProbs]) -> None:
+    """Write log-probabilities by name, each as one long array with the number of places of every sentence."""
+    arrays = {f"{name}.log_prob": np.concatenate(found) for name, found in values.items()}
+    arrays |= {f"{name}.places": np.array([len(found) for found in values[name]]) for name in values}
+    with atomic_write(path) as temporary:
+        save_file(arrays, temporary)
+
+
+def load_log_probs(path: Path) -> dict[str, LogProbs]:
+    """Read them back."""
+    with corruption_as_user_error(path, "measure the network again"):
+        arrays = load_file(path)
+    names = sorted(name.removesuffix(".places") for name in arrays if name.endswith(".places"))
+    ends = {name: np.cumsum(arrays[f"{name}.places"])[:-1] for name in names}
+    return {name: np.split(arrays[f"{name}.log_prob"], ends[name]) for name in names}

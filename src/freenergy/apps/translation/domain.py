@@ -1,27 +1,28 @@
-"""Translation as a domain: what is learned, what is measured, how two systems compare.
+"""Family ``translation``: an encoder–decoder learns to translate; what is measured, and how two systems compare.
+
+    corpus (the tokenizer) → base → measurement
 
 ``measure`` leaves in its folder what ``compare`` and people read:
 
     greedy.txt beam.txt sampled.txt resampled-K.txt highest-K.txt    translations of the test sentences, one a line
     sources.txt references.txt                                       the test sentences and their translations
-    truth.safetensors                                                log-probabilities of true words (``truth``)
+    truth.safetensors                                                log-probabilities of true words (``decoding``)
     quality.json                                                     sacrebleu's numbers with signatures and intervals
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, Literal, final
 
 import numpy as np
 
-from freenergy.apps.translation.batches import EncodedPairs, PairData
-from freenergy.apps.translation.decoding import Decoding
-from freenergy.apps.translation.pairs import Splits, read_pairs, tokenizer_for
-from freenergy.apps.translation.quality import bleu, by_words, chrf, paired_tests, rouge, sacrebleu_scores
+from freenergy.apps.translation import quality
+from freenergy.apps.translation.decoding import Decoding, LogProbs, likelier, load_log_probs, log_probs, save_log_probs
+from freenergy.apps.translation.pairs import EncodedPairs, PairData, Splits, read_pairs, tokenizer_for
+from freenergy.apps.translation.quality import Statistics, difference, ratio_of
 from freenergy.apps.translation.settings import TranslationSettings
-from freenergy.apps.translation.statistics import Statistics, difference, ratio_of
 from freenergy.apps.translation.translator import Translator, build
-from freenergy.apps.translation.truth import LogProbs, TruthFile, likelier, log_probs
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, write_json, write_text
 from freenergy.core.progress import Progress
@@ -29,7 +30,9 @@ from freenergy.core.rng import Rng
 from freenergy.corpus import Tokenizer
 from freenergy.evaluation.perplexity import Measurement, measured_rate
 from freenergy.lm.networks.protocol import Network
-from freenergy.recipes.families.network import Domain
+from freenergy.recipes.families.network import Domain, NetworkRecipe, learning, measuring
+from freenergy.runs.run import Plan, Run, Stage
+from freenergy.training.settings import TrainedNetwork
 
 _TRUTH, _TEST, _OWN, _TRUE = "truth.safetensors", "test", "own_prefix", "true_prefix"
 
@@ -46,44 +49,23 @@ class Translation(Domain):
 
     def __init__(self, settings: TranslationSettings, splits: Splits, tokenizer: Tokenizer) -> None:
         self.settings, self.tokenizer, self.test = settings, tokenizer, splits.test
-        learned = [[part.source, part.target] for part in (splits.train, splits.validation)]
-        self.fingerprint = fingerprint([learned, tokenizer.fingerprint])
         self.main_column = f"BLEU beam {settings.beams}"
         self._train = EncodedPairs.of(splits.train, tokenizer).fitting(settings.longest)
         self._validation, self._test = (
             EncodedPairs.of(part, tokenizer).cut(settings.longest) for part in (splits.validation, splits.test)
         )
         if not len(self._train):
-            raise UserError(
-                f"no training pair of {settings.path} has at most {settings.longest} tokens: set translation.longest "
-                "higher"
-            )
+            words = f"no training pair of {settings.path} has at most {settings.longest} tokens"
+            raise UserError(f"{words}: set translation.longest higher")
 
     def network(self, rng: Rng) -> Translator:
         """Fresh weights."""
-        settings = self.settings
-        return build(
-            vocab_size=self.tokenizer.vocab_size,
-            eos=self.tokenizer.eos,
-            layers=settings.layers,
-            width=settings.width,
-            heads=settings.heads,
-            feedforward=settings.feedforward,
-            dropout=settings.dropout,
-            places=settings.longest,
-            rng=rng,
-        )
+        return build(self.settings, vocab_size=self.tokenizer.vocab_size, eos=self.tokenizer.eos, rng=rng)
 
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> PairData:
         """The training pairs; ``batch_size`` is the number of target tokens of a step, padding with them."""
-        return PairData(
-            self._train,
-            self._validation,
-            batch_size=batch_size,
-            accumulate=accumulate,
-            held_out_tokens=self.settings.batch_tokens,
-            rng=rng,
-        )
+        sizes = {"batch_size": batch_size, "accumulate": accumulate, "held_out_tokens": self.settings.batch_tokens}
+        return PairData(self._train, self._validation, rng=rng, **sizes)
 
     def measure(self, network: Network, folder: Path, rng: Rng, progress: Progress) -> dict[str, float]:
         """BLEU, chrF, ROUGE and nats of the test pairs; true words of training pairs after the network's own."""
@@ -94,11 +76,10 @@ class Translation(Domain):
         truth = self._truth(decoding, progress)
         for name, lines in {**written, "sources": self.test.source, "references": self.test.target}.items():
             write_text(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
-        TruthFile.save(folder / _TRUTH, truth)
-        kept = sacrebleu_scores(written["beam"], self.test.target, self.settings.target)
+        save_log_probs(folder / _TRUTH, truth)
+        kept = quality.sacrebleu_scores(written["beam"], self.test.target, self.settings.target)
         write_json(folder / "quality.json", {"beam": kept})
-        found = self._statistics(written, truth)
-        return {name: one.value for name, one in found.items()}
+        return {name: one.value for name, one in self._statistics(written, truth).items()}
 
     def compare(self, ours: Sequence[Path], others: Sequence[Path], rng: Rng) -> dict[str, Measurement]:
         """Differences over sentences (``statistics``), p-values, true words that ours finds likelier."""
@@ -110,10 +91,9 @@ class Translation(Domain):
             name: difference([one[name] for one in stats_a], [one[name] for one in stats_b], rng.child("sentences"))
             for name in stats_a[0]
         }
-        main = self.main_column
         beam_a, beam_b = ([written["beam"] for written, _ in side] for side in (a, b))
-        tests = paired_tests(beam_a, beam_b, self.test.target, self.settings.target)
-        found |= {f"{name} {main}": p for name, p in tests.items()}
+        tests = quality.paired_tests(beam_a, beam_b, self.test.target, self.settings.target)
+        found |= {f"{name} {self.main_column}": p for name, p in tests.items()}
         for name, words in ((_OWN, "own"), (_TRUE, "true")):
             if name in a[0][1]:
                 more, asked = likelier([truth[name] for _, truth in a], [truth[name] for _, truth in b])
@@ -148,17 +128,17 @@ class Translation(Domain):
         """What every column of the table sums."""
         references, beams, language = self.test.target, self.settings.beams, self.settings.target
         found = {
-            "BLEU greedy": bleu(written["greedy"], references, language),
-            self.main_column: bleu(written["beam"], references, language),
-            f"chrF beam {beams}": chrf(written["beam"], references),
-        } | rouge(written["beam"], references)
-        for bucket, rows in by_words(references, self.settings.lengths).items():
+            "BLEU greedy": quality.bleu(written["greedy"], references, language),
+            self.main_column: quality.bleu(written["beam"], references, language),
+            f"chrF beam {beams}": quality.chrf(written["beam"], references),
+        } | quality.rouge(written["beam"], references)
+        for bucket, rows in quality.by_words(references, self.settings.lengths).items():
             found[f"BLEU {bucket}"] = found[self.main_column].only(rows)
         if self.settings.resampled:
-            found["BLEU sampled"] = bleu(written["sampled"], references, language)
+            found["BLEU sampled"] = quality.bleu(written["sampled"], references, language)
         for K in self.settings.resampled:
-            found[f"BLEU resampled {K}"] = bleu(written[f"resampled-{K}"], references, language)
-            found[f"BLEU highest of {K}"] = bleu(written[f"highest-{K}"], references, language)
+            found[f"BLEU resampled {K}"] = quality.bleu(written[f"resampled-{K}"], references, language)
+            found[f"BLEU highest of {K}"] = quality.bleu(written[f"highest-{K}"], references, language)
         named = {_TEST: "nats/token test", _OWN: "nats/token after own words", _TRUE: "nats/token after true words"}
         for name, values in truth.items():
             nats, places = [-float(one.sum()) for one in values], [float(len(one)) for one in values]
@@ -173,10 +153,9 @@ class Translation(Domain):
         same = written.pop("references") == self.test.target
         if not same or any(len(lines) != len(self.test) for lines in written.values()):
             raise UserError(f"{folder} was measured on other test sentences: measure the network again")
-        return written, TruthFile.load(folder / _TRUTH)
+        return written, load_log_probs(folder / _TRUTH)
 
     def _text(self, ids: list[int]) -> str:
-        """On one line."""
         return " ".join(self.tokenizer.decode(ids).split())
 
 
@@ -185,3 +164,54 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").split("\n")[:-1]
     except FileNotFoundError:
         raise UserError(f"there is no {path}: measure the network again") from None
+
+
+_opened: dict[tuple[TranslationSettings, str], Translation] = {}  # the last one: encoding all pairs takes its time
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslationRecipe(NetworkRecipe[TrainedNetwork]):
+    """An encoder–decoder on pairs of sentences."""
+
+    family: Literal["translation"] = "translation"
+    translation: TranslationSettings
+    base: TrainedNetwork = field(default_factory=TrainedNetwork)
+
+    @property
+    def main_column(self) -> str:
+        """The number that figures show."""
+        return f"BLEU beam {self.translation.beams}"
+
+    def data_stages(self) -> tuple[Stage[Any], ...]:
+        """Returns the stage that learns the tokenizer."""
+        return (Stage("corpus", _plan),)
+
+    def domain(self, run: Run[Any], progress: Progress) -> Translation:
+        """Returns the pairs with their tokenizer."""
+        key = self.translation, str(run.finished("corpus")["key"])
+        if key not in _opened:
+            _opened.clear()
+            _opened[key] = open_translation(self.translation, run.stage("corpus"), progress)
+        return _opened[key]
+
+    def learning_inputs(self, progress: Progress) -> Any:
+        """Returns the sizes of the network and the choice of pairs."""
+        return learning(self.translation)
+
+    def measuring_inputs(self) -> Any:
+        """Returns what is measured."""
+        return measuring(self.translation)
+
+
+def _plan(run: Run[TranslationRecipe], progress: Progress) -> Plan:
+    settings = run.recipe.translation
+    splits = read_pairs(settings, progress)
+    learned = [[part.source, part.target] for part in (splits.train, splits.validation)]
+
+    def work(folder: Path, progress: Progress) -> dict[str, Any]:
+        tokenizer = tokenizer_for(splits.train, settings.vocabulary, folder)
+        counts = {name: len(getattr(splits, name)) for name in ("train", "validation", "test")}
+        return {"tokenizer": tokenizer.fingerprint, "pairs": counts}
+
+    return Plan({"pairs": fingerprint(learned), "vocabulary": settings.vocabulary}, work)

@@ -3,24 +3,81 @@
     BLEU = BP · exp(¼ Σ_n log p_n),   chrF = F_2 of character n-grams,   ROUGE = mean over sentences of F_1, percent
 
 BLEU and chrF are sacrebleu's, with its signatures, intervals and paired tests; ROUGE is rouge_score's, with words of
-any alphabet in place of a–z (its own tokenizer would cut an umlaut out of a word).
+any alphabet in place of a–z (its own tokenizer would cut an umlaut out of a word). A score is a function of sums over
+sentences:
+
+    score = f(Σ_i s_i),      difference = f(Σ_i Σ_r a_ir) − f(Σ_i Σ_r b_ir)
+
+s_i is what sentence i adds: for BLEU its n-grams, those of them that match, and two lengths; for a mean its value and a
+one. r runs over seeds: a sentence stands with its translations by all the networks of a system, so f is the score of
+their outputs put together. The interval over sentences is a bootstrap of them for both systems alike (Koehn 2004);
+the variation between seeds is in the experiment's own interval over seeds.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
+from jaxtyping import Float
 
-from freenergy.apps.translation.statistics import RESAMPLES, Statistics, ratio_of
 from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+from freenergy.evaluation.bootstrap import FEWEST, ends_of
 from freenergy.evaluation.perplexity import Measurement
 
 ROUGE = {"ROUGE-1": "rouge1", "ROUGE-2": "rouge2", "ROUGE-L": "rougeL"}
 TESTS = {"bs": "bootstrap", "ar": "randomisation"}
+RESAMPLES = 1000  # sacrebleu's default
 _TRIALS = 2000  # of the paired tests: p-values down to 1/2001
 _WORD = re.compile(r"\w+")
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """The statistics s of N sentences, and the score f of their sum."""
+
+    values: Float[np.ndarray, "N d"]
+    score: Callable[[np.ndarray], float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def value(self) -> float:
+        """The score of the corpus."""
+        return self.score(self.values.sum(0))
+
+    def only(self, rows: Sequence[int]) -> "Statistics":
+        """Select some of the sentences."""
+        return Statistics(self.values[list(rows)], self.score)
+
+    @staticmethod
+    def together(parts: "Sequence[Statistics]") -> "Statistics":
+        """Pool several corpora of the same sentences: per sentence the sum over corpora."""
+        return Statistics(np.sum([part.values for part in parts], axis=0), parts[0].score)
+
+
+def ratio_of(amount: Float[np.ndarray, " N"], count: Float[np.ndarray, " N"], times: float = 1.0) -> Statistics:
+    """times · Σ amount / Σ count."""
+    return Statistics(np.stack([amount, count], axis=1), lambda total: float(times * total[0] / max(total[1], 1e-300)))
+
+
+def difference(
+    ours: Sequence[Statistics], others: Sequence[Statistics], rng: Rng, resamples: int = RESAMPLES
+) -> Measurement:
+    """Return ours − others over all seeds, with the 95 % interval over sentences; none if there are too few."""
+    a, b = Statistics.together(ours), Statistics.together(others)
+    gap, N = a.value - b.value, len(a)
+    if N < FEWEST:
+        return Measurement(gap, None, None)
+    chosen = (rng.uniform(resamples, N).numpy() * N).astype(np.int64)
+    gaps = [a.score(a.values[rows].sum(0)) - b.score(b.values[rows].sum(0)) for rows in chosen]
+    low, high = np.quantile(gaps, ends_of(N)).tolist()
+    return Measurement(gap, low, high)
 
 
 @final
@@ -39,7 +96,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) ->
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Statistics:
     """Return the sufficient statistics of chrF per sentence."""
-    return _of_metric(_chrf(), hypotheses, references)
+    return _of_metric(_metrics().CHRF(), hypotheses, references)
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Statistics]:
@@ -69,7 +126,7 @@ def by_words(references: Sequence[str], lengths: Sequence[int]) -> dict[str, lis
 def sacrebleu_scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, dict[str, Any]]:
     """Return BLEU and chrF with sacrebleu's bootstrap interval and signature."""
     found = {}
-    for name, metric in (("BLEU", _bleu(language)), ("chrF", _chrf())):
+    for name, metric in (("BLEU", _bleu(language)), ("chrF", _metrics().CHRF())):
         score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=RESAMPLES)
         found[name] = {
             "score": score.score,
@@ -115,19 +172,15 @@ def _of_metric(metric: Any, hypotheses: Sequence[str], references: Sequence[str]
 
 
 def _bleu(language: str) -> Any:
-    try:
-        from sacrebleu.metrics.bleu import BLEU
-    except ImportError:
-        raise _missing("sacrebleu") from None
-    return BLEU(trg_lang=language)
+    return _metrics().BLEU(trg_lang=language)
 
 
-def _chrf() -> Any:
+def _metrics() -> Any:
     try:
-        from sacrebleu.metrics.chrf import CHRF
+        from sacrebleu import metrics
     except ImportError:
         raise _missing("sacrebleu") from None
-    return CHRF()
+    return metrics
 
 
 def _missing(package: str) -> UserError:

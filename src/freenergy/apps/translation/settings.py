@@ -49,9 +49,6 @@ class TranslationSettings:
         check_range(self, "longest", at_least=2, section=_SECTION)
         check_range(self, "batch_tokens", at_least=self.longest, section=_SECTION)
         check_range(self, "exposure_pairs", at_least=0, section=_SECTION)
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
         if self.width % self.heads:
             raise UserError(f"a width of {self.width} does not divide into {self.heads} heads: change one of them")
         check_range(self, "dropout", at_least=0, below=1, section=_SECTION)

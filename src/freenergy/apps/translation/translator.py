@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig, PreTrainedModel
 
+from freenergy.apps.translation.settings import TranslationSettings
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.lm.networks.causal import inference
@@ -54,19 +55,9 @@ class Translator:
                 f"a {type(model).__name__} is not an encoder–decoder with a start token: give a model "
                 "of AutoModelForSeq2SeqLM with decoder_start_token_id in its config"
             )
+        self.module: nn.Module = model
         self.model: Any = model
-        self.eos, self.start = eos, start
-
-    @property
-    def module(self) -> nn.Module:
-        """The module that is trained."""
-        module: nn.Module = self.model
-        return module
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-        return int(self.model.config.vocab_size)
+        self.eos, self.start, self.vocab_size = eos, start, int(model.config.vocab_size)
 
     def logits(self, given: Any, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Return at position t the logits of token t, given the source and tokens 0 … t − 1."""
@@ -151,7 +142,6 @@ class _Reader:
         self.encoded = model.get_encoder()(input_ids=given.tokens, attention_mask=self.mask)
 
     def read(self, tokens: Int[Tensor, "rows new"]) -> Float[Tensor, "rows 1 V"]:
-        """Return the logits of what comes after these tokens."""
         out = self.model(
             encoder_outputs=self.encoded,
             attention_mask=self.mask,
@@ -164,36 +154,24 @@ class _Reader:
         return logits
 
     def keep(self, rows: Int[Tensor, " kept"]) -> None:
-        """Go on with some of the rows."""
         if len(rows) < len(self.mask):
             self.cache.batch_select_indices(rows)
             self.mask, self.encoded.last_hidden_state = self.mask[rows], self.encoded.last_hidden_state[rows]
 
 
-def build(
-    *,
-    vocab_size: int,
-    eos: int,
-    layers: int,
-    width: int,
-    heads: int,
-    feedforward: int,
-    dropout: float,
-    places: int,
-    rng: Rng,
-) -> Translator:
+def build(settings: TranslationSettings, *, vocab_size: int, eos: int, rng: Rng) -> Translator:
     """Build a BART with fresh weights and one embedding for both languages and the output."""
     config = BartConfig(
         vocab_size=vocab_size,
-        d_model=width,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=feedforward,
-        decoder_ffn_dim=feedforward,
-        dropout=dropout,
-        max_position_embeddings=places,
+        d_model=settings.width,
+        encoder_layers=settings.layers,
+        decoder_layers=settings.layers,
+        encoder_attention_heads=settings.heads,
+        decoder_attention_heads=settings.heads,
+        encoder_ffn_dim=settings.feedforward,
+        decoder_ffn_dim=settings.feedforward,
+        dropout=settings.dropout,
+        max_position_embeddings=settings.longest,
         pad_token_id=None,
         bos_token_id=eos,
         eos_token_id=eos,

@@ -1,43 +1,67 @@
-"""Workers of one machine: this process itself, or a pool of processes."""
+"""Workers of one machine: a pool of processes.
+
+    copied from the coordinator: number of torch threads, environment variables, working directory, package version
+
+A worker applies these before it imports anything that reads them, so that both compute the same bits.
+"""
 
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from importlib.metadata import version
 from multiprocessing.connection import wait as wait_for_end
-from types import TracebackType
-from typing import Any, final
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import Interrupted, raise_if_stop_requested
-from freenergy.core.workers.protocol import ITEMS_PER_WORKER, POLL_SECONDS, RETRIES, Results
-from freenergy.core.workers.worker import WorkerEnvironment, timed, worker_died_error
+from freenergy.core.files import host
+from freenergy.core.progress import Interrupted, raise_if_stop_requested
+from freenergy.core.workers.pool import ITEMS_PER_WORKER, POLL_SECONDS, RETRIES, Results
+
+_COPIED_PREFIXES = ("FREENERGY_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TQDM_", "OMP_", "MKL_", "XDG_")
+# a worker is not a rank of torchrun, even if a rank started it
+_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-@final
-class InProcess:
-    """Processes items in this process, one after another."""
+class WorkerEnvironment(NamedTuple):
+    """The settings of the coordinator process that its workers copy."""
 
-    size = 1
-    cpu_seconds = 0.0
+    threads: int
+    environment: tuple[tuple[str, str], ...]
+    folder: str
+    version: str
 
-    def map_unordered(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
-        """Yield each item with ``do(item)``, in order."""
-        for item in items:
-            raise_if_stop_requested()
-            yield item, do(item)
+    @classmethod
+    def current(cls) -> "WorkerEnvironment":
+        """Read the settings of this process."""
+        import torch
 
-    def __enter__(self) -> "InProcess":
-        return self
+        copied = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(_COPIED_PREFIXES)))
+        return cls(torch.get_num_threads(), copied, str(Path.cwd()), version("freenergy"))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """No workers to shut down."""
+    def apply(self) -> None:
+        """Apply them to this process, before anything that reads the environment is imported."""
+        if version("freenergy") != self.version:
+            raise UserError(
+                f"a worker on {host()} has freenergy {version('freenergy')}, the coordinator {self.version}: install "
+                "the same version everywhere"
+            )
+        for name in _TORCHRUN:
+            os.environ.pop(name, None)
+        # the tokenizers library would use all cores in each worker
+        os.environ.update({**dict(self.environment), "TOKENIZERS_PARALLELISM": "false"})
+        if Path(self.folder).is_dir():
+            os.chdir(self.folder)  # recipes may name files relative to it
+        import torch
+
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
 
 
 @dataclass(slots=True)
@@ -48,12 +72,12 @@ class _Given:
     deaths: int = 0
 
 
+_InFlight = dict[Future[tuple[float, Any]], _Given]
+
+
 @final
 class ProcessPool:
-    """A pool of processes, started with the first item.
-
-    A killed worker breaks the whole executor: it is restarted, and what was not finished is submitted again.
-    """
+    """A pool of processes; a killed worker breaks the executor, which is restarted with what was not finished."""
 
     def __init__(self, workers: int) -> None:
         if workers < 1:
@@ -64,15 +88,13 @@ class ProcessPool:
     def __enter__(self) -> "ProcessPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         """Shut down: at once after an error; after a stop request the workers finish their current shards."""
         self._shut_down(kill=kind is not None and not issubclass(kind, Interrupted))
 
     def map_unordered(self, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
         """Yield each item with ``do(item)``, in the order in which they finish."""
-        remaining, in_flight = iter(items), dict[Future[tuple[float, Any]], _Given]()
+        remaining, in_flight = iter(items), _InFlight()
         lost: list[_Given] = []
         try:
             while self._submit(do, remaining, lost, in_flight):
@@ -97,11 +119,7 @@ class ProcessPool:
                 future.cancel()
 
     def _submit(
-        self,
-        do: Callable[[Any], Any],
-        remaining: Iterator[Any],
-        lost: list[_Given],
-        in_flight: dict[Future[tuple[float, Any]], _Given],
+        self, do: Callable[[Any], Any], remaining: Iterator[Any], lost: list[_Given], in_flight: _InFlight
     ) -> bool:
         """Fill the window: lost items first and one at a time, which shows which item kills its worker."""
         while len(in_flight) < (
@@ -116,7 +134,7 @@ class ProcessPool:
                 lost += self._restart([given], in_flight)
         return bool(in_flight)
 
-    def _restart(self, broken: list[_Given], in_flight: dict[Future[tuple[float, Any]], _Given]) -> list[_Given]:
+    def _restart(self, broken: list[_Given], in_flight: _InFlight) -> list[_Given]:
         """Close a broken executor; returns what it has not finished, each with one more death on its count."""
         self._shut_down(kill=True)
         unfinished = [future for future in in_flight if future.cancelled() or future.exception() is not None]
@@ -160,3 +178,19 @@ def _exit_with_parent() -> None:
     if parent is not None:
         wait_for_end([parent.sentinel])
     os._exit(1)
+
+
+def timed(do: Callable[[Any], Any], item: Any) -> tuple[float, Any]:
+    """Return the CPU seconds that ``do(item)`` took, and its result."""
+    start = time.process_time()
+    result = do(item)
+    return time.process_time() - start, result
+
+
+def worker_died_error(item: Any, times: int, why: str) -> UserError:
+    """Return the error for an item whose workers keep dying."""
+    name = str(item) if len(str(item)) < 40 else f"{str(item)[:40]}…"
+    return UserError(
+        f"workers died {times} times while processing item {name} ({why}), probably out of memory: use fewer workers "
+        "(--workers local:N) or smaller shards, then run the command again"
+    )

@@ -9,10 +9,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice
-from types import TracebackType
 from typing import Any, final
 
-from freenergy.core.workers.protocol import ITEMS_PER_WORKER, POLL_SECONDS, RETRIES, Results
+from freenergy.core.workers.pool import ITEMS_PER_WORKER, POLL_SECONDS, RETRIES, Results
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning about a future default
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
@@ -22,10 +21,10 @@ os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # by default it ret
 import ray
 from ray.exceptions import RayError, RaySystemError, RayTaskError
 
-from freenergy.core.errors import UserError
-from freenergy.core.interrupt import raise_if_stop_requested
-from freenergy.core.workers.from_name import cores
-from freenergy.core.workers.worker import WorkerEnvironment, timed, worker_died_error
+from freenergy.core.errors import UserError, first_line
+from freenergy.core.progress import raise_if_stop_requested
+from freenergy.core.workers.local import WorkerEnvironment, timed, worker_died_error
+from freenergy.core.workers.pool import cores
 
 _STORE = 80 << 20  # bytes of shared memory: the minimum that ray accepts,
 _STORE_PER_WORKER = 48 << 20  # plus this per worker, whose items may hold some megabytes of text
@@ -53,9 +52,7 @@ class RayPool:
     def __enter__(self) -> "RayPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         """Disconnect; shuts the cluster down if it was started here."""
         if self._is_ours:
             ray.shutdown()
@@ -85,11 +82,9 @@ class RayPool:
         except RayTaskError:
             raise  # a bug of ours: keep its traceback
         except RaySystemError as error:
-            raise UserError(
-                f"the ray cluster is gone ({_first_line(error)}): restart it, then run the command again"
-            ) from None
+            raise UserError(f"the ray cluster is gone ({first_line(error)}): restart it, then run again") from None
         except RayError as error:
-            raise worker_died_error(item, RETRIES + 1, _first_line(error)) from None
+            raise worker_died_error(item, RETRIES + 1, first_line(error)) from None
         if refusal is not None:
             raise UserError(refusal)
         self.cpu_seconds += seconds
@@ -119,10 +114,6 @@ def _connect(address: str | None, threads: int) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "start here" if address is None else f"be reached at {address}"
         raise UserError(
-            f"no ray cluster could {where} ({_first_line(error)}): start one with `ray start --head`, or use "
+            f"no ray cluster could {where} ({first_line(error)}): start one with `ray start --head`, or use "
             "--workers local"
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")

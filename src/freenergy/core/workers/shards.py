@@ -8,24 +8,22 @@ and keeps them for its next shards.
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import host, remove_partial_files
 from freenergy.core.progress import Progress
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import Results, WorkerPool
+from freenergy.core.workers.pool import IN_PROCESS, InProcess, Results, WorkerPool
 
 
 def map_unless_single(workers: WorkerPool, do: Callable[[Any], Any], items: Iterable[Any]) -> Results:
     """Like ``workers.map_unordered``, but processes a single item in this process."""
     remaining = iter(items)
     first = list(islice(remaining, 2))
-    yield from (workers if len(first) > 1 else InProcess()).map_unordered(do, chain(first, remaining))
+    yield from (workers if len(first) > 1 else IN_PROCESS).map_unordered(do, chain(first, remaining))
 
 
 @runtime_checkable
@@ -34,20 +32,14 @@ class ShardMaker(Protocol):
 
     def make(self, item: Any) -> None:
         """Make a shard, unless it exists already."""
-        ...
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShardJob:
-    """How a worker loads what it makes shards from: ``load(folder, *arguments)``, a function of a module.
+class ShardJob(NamedTuple):
+    """How a worker loads what it makes shards from: ``load(folder, *arguments)``, once per worker for equal jobs."""
 
-    Equal jobs are loaded once per worker, so the arguments must identify what is in the folder, such as a stage's key.
-    """
-
-    load: Callable[..., ShardMaker]
+    load: Callable[..., ShardMaker]  # a function of a module
     folder: Path
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # they must identify what is in the folder, such as a stage's key
 
 
 def is_worth_parallelising(workers: WorkerPool, items: Sequence[Any]) -> bool:
@@ -79,7 +71,5 @@ def _make(job: ShardJob, item: Any) -> None:
 @lru_cache(maxsize=2)
 def _loaded(job: ShardJob) -> ShardMaker:
     if not job.folder.is_dir():
-        raise UserError(
-            f"{host()} does not see {job.folder}: workers on several machines need a disk that all of them share"
-        )
+        raise UserError(f"{host()} does not see {job.folder}: workers on several machines need a shared disk")
     return job.load(job.folder, *job.arguments)

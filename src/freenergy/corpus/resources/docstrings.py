@@ -1,9 +1,7 @@
-"""English that is on every machine: the docstrings of installed packages.
+"""English that is on every machine: the docstrings of installed packages, one document per module.
 
-    a document = the docstrings of one module, in the order of its source
-
-The demo falls back on them where no route to a corpus answers. Sources are parsed, never imported, so nothing runs; the
-same installed versions give the same bytes.
+The demo falls back on them where no route to a corpus answers. Sources are parsed, never imported; the same installed
+versions give the same bytes.
 """
 
 import ast

@@ -2,17 +2,16 @@
 
     name → cache, if it is there → the first route whose content has the right checksum → cache
 
-A resource enters the cache atomically: a temporary folder is filled, every file's SHA-256 is compared with the table,
-and the folder is renamed; a lock keeps two processes from fetching at once. The cache is ``$FREENERGY_CACHE``,
-else ``$XDG_CACHE_HOME/freenergy``, else ``~/.cache/freenergy``. ``$FREENERGY_RESOURCES/NAME/`` is a folder to
-fill by hand for a machine without network; it is tried before any other route.
+A resource enters the cache atomically and under a lock. The cache is ``$FREENERGY_CACHE``, else
+``$XDG_CACHE_HOME/freenergy``, else ``~/.cache/freenergy``. ``$FREENERGY_RESOURCES/NAME/`` is a folder to fill by hand
+for a machine without network; it is tried before any other route.
 """
 
 import difflib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash
 from freenergy.core.progress import Progress, Silent
 from freenergy.corpus.resources.routes import RouteError, follow, from_folder, snapshot
-from freenergy.corpus.resources.table import RESOURCES, File, Resource
+from freenergy.corpus.resources.table import RESOURCES, Resource
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILE_ENDINGS = {".txt", ".raw", ".json", ".jsonl", ".parquet", ".gz", ".zst", ".gguf", ".safetensors", ".tsv", ".csv"}
@@ -126,14 +125,9 @@ def check(resource: Resource, folder: Path, *, remedy: str, hashes: bool = True)
         size = path.stat().st_size
         if size != file.size and not hashes:
             raise ChecksumError(f"the size of {path} differs: expected {file.size} bytes, got {size}; {remedy}")
-        if hashes:
-            _check_hash(file, path, f"{resource.name}/{file.name}", remedy)
-
-
-def _check_hash(file: File, path: Path, label: str, remedy: str) -> None:
-    got = file_hash(path)
-    if got != file.sha256:
-        raise ChecksumError(f"the checksum of {label} differs: expected {file.sha256}, got {got}; {remedy}")
+        if hashes and (got := file_hash(path)) != file.sha256:
+            label = f"{resource.name}/{file.name}"
+            raise ChecksumError(f"the checksum of {label} differs: expected {file.sha256}, got {got}; {remedy}")
 
 
 def _fill(resource: Resource, place: Path, progress: Progress) -> None:
@@ -165,14 +159,11 @@ def _fill(resource: Resource, place: Path, progress: Progress) -> None:
     )
 
 
-def _attempts(resource: Resource, progress: Progress) -> list[tuple[str, _Attempt]]:
-    attempts: list[tuple[str, _Attempt]] = []
-    if local := os.environ.get("FREENERGY_RESOURCES"):
-        folder = Path(local).expanduser() / resource.name
-        attempts.append(("local folder", partial(from_folder, folder, resource)))
-    for route in resource.routes:
-        attempts.append((route.label, partial(follow, route, resource, progress=progress)))
-    return attempts
+def _attempts(resource: Resource, progress: Progress) -> Sequence[tuple[str, _Attempt]]:
+    routes = [(route.label, partial(follow, route, resource, progress=progress)) for route in resource.routes]
+    if not (local := os.environ.get("FREENERGY_RESOURCES")):
+        return routes
+    return [("local folder", partial(from_folder, Path(local).expanduser() / resource.name, resource)), *routes]
 
 
 def _from_hub(name: str, progress: Progress) -> Path:

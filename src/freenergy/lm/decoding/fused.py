@@ -2,13 +2,10 @@
 
     y[o, n] = Σ_i W[o, i] · x[i, n],      candidates n side by side in blocks of 64 (``products.h``, ``fused.cpp``)
 
-Activations are [B, C, features, 64]: every operation is one on whole vectors of candidates. Activations of the
-feed-forward part, attention and the draw read their numbers while they are near. The weights are the model's own. Room
-for what a step computes is kept until the next.
-
-The source is compiled once, at first use, by the machine's own C++ compiler and for its own processor, and kept in the
-cache under a name made of source, compiler, flags and processor. It is plain C on pointers, so no version of torch
-matters. Where there is no compiler, or it fails, ``kernels`` is None and plain torch does the same.
+Activations are [B, C, features, 64]: every operation is one on whole vectors of candidates. The weights are the
+model's own. The source is compiled once, at first use, by the machine's own C++ compiler and for its own processor, and
+kept in the cache under a name made of source, compiler, flags and processor. It is plain C on pointers, so no version
+of torch matters. Where there is no compiler, or it fails, ``kernels`` is None and plain torch does the same.
 """
 
 import ctypes
@@ -17,6 +14,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -27,8 +25,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, pad
 
 from freenergy.core.files import atomic_write, fingerprint
+from freenergy.core.rng import BLOCK
 from freenergy.corpus.resources.fetch import cache_folder
-from freenergy.lm.decoding.drawing import BLOCK, DrawnTokens
+from freenergy.lm.decoding.drawing import DrawnTokens
 from freenergy.lm.decoding.families import Activation, Affine, DecoderWeights, Norm
 from freenergy.lm.decoding.memory import Memory
 
@@ -66,23 +65,13 @@ def _library() -> ctypes.CDLL | None:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         name = fingerprint([_SOURCE.read_text(), _PRODUCTS.read_text(), version, list(_FLAGS), _processor()])
         path = cache_folder() / "compiled" / f"fused-{name}.so"
-        return (_loaded(path) if path.is_file() else None) or _compiled(compiler, path)
+        with suppress(OSError):  # not there, damaged or made for another system
+            return ctypes.CDLL(str(path))
+        with atomic_write(path) as aside:
+            subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
+        return ctypes.CDLL(str(path))
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _loaded(path: Path) -> ctypes.CDLL | None:
-    """Load a library from the cache; None where it is damaged or made for another system."""
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        return None
-
-
-def _compiled(compiler: str, path: Path) -> ctypes.CDLL:
-    with atomic_write(path) as aside:
-        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
-    return ctypes.CDLL(str(path))
 
 
 def _processor() -> str:
@@ -90,10 +79,8 @@ def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return f"{platform.machine()} {platform.processor()}"
-    lines = info.read_text().splitlines()
-    return "\n".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+    names = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in info.read_text().splitlines() if line.startswith(names)}))
 
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -1,28 +1,121 @@
-"""Is a model one that can be decoded fast? Its own forward pass answers.
+"""One more token of B × N candidates, at the speed of matrix products.
 
-    Σ_t log P(x_t | c, x_<t) by the fast steps  =  the same by a plain forward pass, to 5e-4
+    h = layers(x_t | prefix, x_<t)  [R, E],        logits = head · h  [R, V]
 
-Two short contexts of different length tell. Where they differ, or the architecture is not known, there is no decoder
-and the caller keeps its own way.
+A decoder is compared with a plain forward pass before it is used. Where Σ_t log P(x_t | c, x_<t) differs by more than
+5e-4, or the architecture is not known, there is none and the caller keeps its own way.
+
+Legend: R = B·N rows, E features, K layers chosen, H width of the states.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from freenergy.core.sequences import Continuations
+from freenergy.core.truncation import normalised
 from freenergy.lm.decoding import fused
-from freenergy.lm.decoding.families import Affine, DecoderWeights, take_apart
+from freenergy.lm.decoding.families import Affine, DecoderWeights, Layer, take_apart
+from freenergy.lm.decoding.memory import Memory, stretches
 from freenergy.lm.decoding.plain import PlainSteps
-from freenergy.lm.decoding.sampling import rows_at_once
-from freenergy.lm.decoding.step import FastStepper, Kernels
-from freenergy.lm.editing import Edit
+from freenergy.lm.editing import Edit, applied
 from freenergy.lm.network_steps import TOLERANCE, First, log_prob_whole, read, telling_example
+from freenergy.lm.stepping import exchanged
+
+_MEMORY = 3 * 2**28  # bytes for the keys and values of the candidates that are sampled at once
+_ROWS = 512  # candidates at once where memory allows
+
+Kernels = PlainSteps | fused.Fused  # the parts of a step; each has activations laid out in its own way
+
+
+@final
+class FastStepper:
+    """Reads one token of each candidate at a time; the prefix stays in one copy."""
+
+    def __init__(
+        self,
+        network: DecoderWeights,
+        first: First,
+        num: int,
+        length: int,
+        layers: tuple[int, ...] = (),
+        kernels: Kernels | None = None,
+        edit: Edit | None = None,
+    ) -> None:
+        self.network, self.kernels, self.layers = network, kernels or PlainSteps(), layers
+        self.edit, self.shape = edit, (len(first.log_p), num)
+        self.log_first = first.log_p if edit is None else applied(edit, first.log_p)
+        self.memory = Memory.after(first.prefix, network, num, length, lanes=self.kernels.lanes)
+        self.states = first.states.unsqueeze(1)
+
+    def first(self) -> Float[Tensor, "B V"]:
+        """Compute log P of the first token."""
+        return self.log_first
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N V"]:
+        """Read a token of each candidate."""
+        scores = self.network.head(self.rows(self.advance(tokens)))
+        log_p = normalised(scores) if self.edit is None else applied(self.edit, scores)
+        return log_p.view(*tokens.shape, -1)
+
+    @torch.no_grad()
+    def advance(self, tokens: Int[Tensor, "B N"]) -> Tensor:
+        """Read a token of each candidate; what the head makes the logits of the next one from."""
+        x = self.kernels.enter(self._embedded(tokens))
+        seen = {0: self.rows(x).clone()} if 0 in self.layers else {}
+        for i, layer in enumerate(self.network.layers):
+            self._through(i, layer, x)
+            if i + 1 in self.layers:
+                seen[i + 1] = self.rows(x).clone()
+        hidden = self.kernels.norm(x, self.network.norm)
+        self.memory.filled += 1
+        if self.edit is not None:
+            self.edit.advance(tokens)
+        if self.layers:
+            seen[len(self.network.layers)] = self.rows(hidden)
+            self.states = torch.stack([seen[layer] for layer in self.layers], dim=1).unflatten(0, tokens.shape)
+        return hidden
+
+    def rows(self, x: Tensor) -> Float[Tensor, "R E"]:
+        """Return activations as rows, whatever layout the kernels use."""
+        return self.kernels.rows(x, self.shape)
+
+    def select(self, rows: Int[Tensor, "B N"]) -> None:
+        """Replace candidate n of context b by candidate rows[b, n]; all share the prefix."""
+        self.memory.select(rows)
+        if self.edit is not None:
+            self.edit.select(rows)
+        self.states = exchanged(self.states, rows)
+
+    def _embedded(self, tokens: Int[Tensor, "B N"]) -> Float[Tensor, "B N E"]:
+        x = self.network.embedding[tokens]
+        if self.network.positions is not None:
+            x += self.network.positions[self.memory.lengths + self.memory.filled].unsqueeze(1)
+        return x
+
+    def _through(self, i: int, layer: Layer, x: Tensor) -> None:
+        network, kernels = self.network, self.kernels
+        seen = kernels.attend(network, self.memory, i, kernels.qkv(kernels.norm(x, layer.norm), layer.qkv))
+        if not network.parallel:
+            kernels.add(x, layer.out, seen)
+        inner = kernels.up(kernels.norm(x, layer.norm_up), layer.up, network.activation)
+        if network.parallel:
+            kernels.add(x, layer.out, seen)
+        kernels.add(x, layer.down, inner)
+
+
+def rows_at_once(network: DecoderWeights, length: int) -> int:
+    """Return how many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
+    keys = network.groups * network.width * len(network.layers) * math.prod(stretches(length))
+    rows = max(1, min(_ROWS, _MEMORY // (2 * keys * network.embedding.element_size())))
+    return rows if rows < fused.LANES else rows - rows % fused.LANES
 
 
 @final
@@ -33,15 +126,14 @@ class Decoder:
         self.model, self.is_compiled = model, is_compiled
         self._places: tuple[int, ...] = ()
         self._network: DecoderWeights | None = None
-        self._state: tuple[int, ...] = ()  # of the weights that were copied
+        self._state: tuple[tuple[int, int], ...] = ()  # of the weights that were copied
         self._laid_out: DecoderWeights | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, compiled: bool = False) -> "Decoder | None":
         """Return a decoder of the model, or None where its architecture is not known or its numbers would differ.
 
-        ``compiled`` asks for compiled parts, which there are for float32 on a CPU and where there is a compiler. They
-        are used for contexts with many candidates.
+        ``compiled`` asks for compiled parts, which there are for float32 on a CPU, for contexts with many candidates.
         """
         decoder = cls(model, is_compiled=compiled)
         if not decoder.knows_weights:
@@ -53,16 +145,11 @@ class Decoder:
             plain = log_prob_whole(model, x, rows=8)
             if not decoder._gives(plain, x, PlainSteps()):
                 return None
-            decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels)
+            decoder.is_compiled = compiled and decoder._gives(plain, x, decoder.kernels_for())
             return decoder
 
-    @property
-    def kernels(self) -> Kernels:
-        """Return those for many candidates."""
-        return self.kernels_for(fused.FEWEST)
-
-    def kernels_for(self, num: int) -> Kernels:
-        """Return the faster ones for ``num`` candidates of each context."""
+    def kernels_for(self, num: int = fused.FEWEST) -> Kernels:
+        """Return the faster ones for ``num`` candidates of each context, or for many."""
         weight = self.network.embedding
         fits = self.is_compiled and weight.device.type == "cpu" and weight.dtype == torch.float32
         return (fused.kernels() if fits and num >= fused.FEWEST else None) or PlainSteps()
@@ -86,15 +173,11 @@ class Decoder:
             self._places = _places(self.model)  # taking apart may lay weights side by side
         return self._network
 
-    def rows_at_once(self, length: int) -> int:
-        """Return how many candidates of ``length`` tokens to sample at once."""
-        return rows_at_once(self.network, length)
-
     def contexts_at_once(self, num: int, length: int) -> int:
         """Return the number of contexts per batch of ``num`` candidates; compiled steps allocate whole blocks."""
         if not isinstance(self.kernels_for(num), PlainSteps):
             num = -(-num // fused.LANES) * fused.LANES
-        return max(1, self.rows_at_once(length) // num)
+        return max(1, rows_at_once(self.network, length) // num)
 
     def starting(
         self,
@@ -107,7 +190,7 @@ class Decoder:
         network = self.network
 
         def stepper(num: int) -> FastStepper:
-            kernels = self.kernels_for(num) if self.rows_at_once(length) >= fused.LANES else PlainSteps()
+            kernels = self.kernels_for(num) if rows_at_once(self.network, length) >= fused.LANES else PlainSteps()
             return FastStepper(self._by_output(network), first, num, length, layers, kernels, edit())
 
         return stepper
@@ -116,30 +199,25 @@ class Decoder:
         """Return the weights as a CPU multiplies them fastest; copies are kept while the weights do not change."""
         if network.device.type != "cpu":
             return network
-        state = tuple(number for weight in self.model.parameters() for number in _state(weight))
+        # changes when a weight is moved or written to, unless through ``.data``
+        state = tuple((weight.data_ptr(), weight._version) for weight in self.model.parameters())
         if self._laid_out is None or self._state != state:
             self._laid_out = replace(network, layers=[layer.map(Affine.by_output) for layer in network.layers])
             self._state = state
         return self._laid_out
 
     def _gives(self, plain: Float[Tensor, "B N"], x: Continuations, kernels: Kernels) -> bool:
+        """Return whether steps give the same log-probabilities as a plain forward pass."""
+        _, N, L = x.tokens.shape
         try:
-            return torch.allclose(self._log_prob(x, kernels), plain, rtol=0, atol=TOLERANCE)
+            stepper = FastStepper(self.network, read(self.model, x.contexts), N, L, (), kernels)
+            log_p = [stepper.first().unsqueeze(1).expand(-1, N, -1)]
+            log_p += [stepper.step(x.tokens[:, :, t]) for t in range(L - 1)]
+            found = torch.stack(log_p, dim=2).gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1).double().sum(-1)
+            return torch.allclose(found, plain, rtol=0, atol=TOLERANCE)
         except (RuntimeError, IndexError, TypeError):
             return False
-
-    def _log_prob(self, x: Continuations, kernels: Kernels) -> Float[Tensor, "B N"]:
-        _, N, L = x.tokens.shape
-        stepper = FastStepper(self.network, read(self.model, x.contexts), N, L, (), kernels)
-        log_p = [stepper.first().unsqueeze(1).expand(-1, N, -1)]
-        log_p += [stepper.step(x.tokens[:, :, t]) for t in range(L - 1)]
-        return torch.stack(log_p, dim=2).gather(-1, x.tokens.unsqueeze(-1)).squeeze(-1).double().sum(-1)
 
 
 def _places(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(weight.data_ptr() for weight in model.parameters())
-
-
-def _state(weight: Tensor) -> tuple[int, int]:
-    """Return a state that changes when the weight is moved or written to, unless through ``.data``."""
-    return weight.data_ptr(), weight._version

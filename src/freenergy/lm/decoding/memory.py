@@ -2,10 +2,9 @@
 
     prefix: keys and values [B, K, P, D], one copy per context;    suffix: [S, B, K, N, W, D], allocated once
 
-The candidates of a context lie side by side under each group of heads, so that the products with the prefix are B·K
-large ones. The suffix is filled stretch by stretch of W tokens: what a product reads of it lies in one piece, which is
-three times as fast as reading the first tokens of longer rows. Compiled steps have it as [B, C, K, L, D, 64], in blocks
-of 64 candidates.
+The suffix is filled stretch by stretch of W tokens: what a product reads of it lies in one piece, which is three times
+as fast as reading the first tokens of longer rows. Compiled steps have it as [B, C, K, L, D, 64], in blocks of 64
+candidates.
 
 Legend: B contexts, N candidates, C blocks of them, K groups of G heads, H = K·G, D features of a head, P prefix tokens,
 L suffix tokens in S stretches of W.

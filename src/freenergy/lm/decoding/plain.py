@@ -3,8 +3,8 @@
     softmax([q·K_p, q·K_x]) · [V_p; V_x]  =  w_p · V_p + w_x · V_x,     [w_p, w_x] = softmax([q·K_p, q·K_x])
 
 The scores of prefix and suffix stand side by side under one softmax; the prefix is multiplied once for all candidates
-of a context, the suffix candidate by candidate, stretch by stretch. Activations are [R, features] whatever lies in
-memory: some numbers of rows are kept by feature, since products are faster that way (``families.is_by_feature``).
+of a context, the suffix candidate by candidate, stretch by stretch. Some numbers of rows are kept by feature, since
+products are faster that way (``families.is_by_feature``).
 
 Legend: as in ``memory``; R = B·N rows, T suffix tokens in the stretches that are begun.
 """
@@ -48,7 +48,15 @@ class PlainSteps:
 
     def up(self, x: Float[Tensor, "R E"], product: Affine, how: Activation) -> Float[Tensor, "R inner"]:
         """Return the inner features of the feed-forward part."""
-        return activate(product(x), how)
+        x = product(x)
+        if how == "swiglu":
+            gate, through = x.chunk(2, dim=-1)
+            return silu(gate).mul_(through)
+        if how == "gelu":
+            return gelu(x)
+        # (1 + tanh z) / 2 = sigmoid(2z), and torch's sigmoid is twice as fast as its tanh
+        inner = x.square().mul_(2 * 0.044715 * math.sqrt(2 / math.pi)).add_(2 * math.sqrt(2 / math.pi))
+        return inner.mul_(x).sigmoid_().mul_(x)
 
     def add(self, x: Float[Tensor, "R E"], product: Affine, h: Float[Tensor, "R inner"]) -> None:
         """Compute x += h · W + b, in place."""
@@ -81,18 +89,6 @@ class PlainSteps:
         for some, seen in zip(values.flatten(1, 3), stretches, strict=False):
             out.baddbmm_(seen, some)
         return out.view(B, K, N, G * D).transpose(1, 2).reshape(B * N, K * G * D)
-
-
-def activate(x: Float[Tensor, "R up"], how: Activation) -> Float[Tensor, "R inner"]:
-    """Return the non-linearity of the feed-forward part; may overwrite x."""
-    if how == "swiglu":
-        gate, through = x.chunk(2, dim=-1)
-        return silu(gate).mul_(through)
-    if how == "gelu":
-        return gelu(x)
-    # (1 + tanh z) / 2 = sigmoid(2z), and torch's sigmoid is twice as fast as its tanh
-    inner = x.square().mul_(2 * 0.044715 * math.sqrt(2 / math.pi)).add_(2 * math.sqrt(2 / math.pi))
-    return inner.mul_(x).sigmoid_().mul_(x)
 
 
 def _turn(x: Float[Tensor, "B K N G D"], memory: Memory, factor: float, out: Float[Tensor, "B K N G D"]) -> None:

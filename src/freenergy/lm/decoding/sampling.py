@@ -6,11 +6,11 @@ Logits exist for some rows at a time, are drawn from and forgotten, so memory do
 gives the same continuations as ``ancestral``, up to rounding where a number falls between two tokens.
 """
 
-import math
+from functools import partial
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.rng import Rng
@@ -19,21 +19,10 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
 from freenergy.lm.activations import Trace
 from freenergy.lm.decoding import drawing
-from freenergy.lm.decoding.families import DecoderWeights
-from freenergy.lm.decoding.fused import LANES, Fused
-from freenergy.lm.decoding.memory import stretches
-from freenergy.lm.decoding.step import FastStepper
+from freenergy.lm.decoding.fused import Fused
+from freenergy.lm.decoding.load import FastStepper
 
 _LOGITS = 2**23  # numbers of logits held at once: 32 MB in float32
-_MEMORY = 3 * 2**28  # bytes for the keys and values of the candidates that are sampled at once
-_ROWS = 512  # candidates at once where memory allows
-
-
-def rows_at_once(network: DecoderWeights, length: int) -> int:
-    """Return how many candidates to sample at once: enough to keep the processor busy, few enough to stay near it."""
-    keys = network.groups * network.width * len(network.layers) * math.prod(stretches(length))
-    rows = max(1, min(_ROWS, _MEMORY // (2 * keys * network.embedding.element_size())))
-    return rows if rows < LANES else rows - rows % LANES
 
 
 def sample(
@@ -78,7 +67,6 @@ class _Walk:
 
     @torch.no_grad()
     def finish(self) -> Draws:
-        """Draw every token."""
         running = torch.ones(self._tokens.shape[:2], dtype=torch.bool, device=self._tokens.device)
         hidden, last = None, self._tokens[:, :, 0]
         for t in range(self._space.length):
@@ -90,16 +78,16 @@ class _Walk:
             self._mask[:, :, t] = running
             self._tokens[:, :, t] = last * running
             self._numbers[..., t] *= running
-            self._add_states(running)
+            if self._is_traced:
+                states = self._stepper.states.double() * running[..., None, None]
+                self._states = states if self._states is None else self._states + states
             if self._space.eos is not None:
                 running = running & (last != self._space.eos)
         log_base, log_proposal = self._numbers[:2].sum(-1)
-        return Draws(
-            Continuations(self._contexts, self._tokens, self._space.lengths(self._tokens)), log_base, log_proposal
-        )
+        x = Continuations(self._contexts, self._tokens, self._space.lengths(self._tokens))
+        return Draws(x, log_base, log_proposal)
 
     def trace(self) -> Trace:
-        """Return the trace."""
         assert self._states is not None, "a trace has at least one place"
         places = self._mask.sum(-1).clamp(min=1)[..., None, None]
         log_p, _, entropy, log_rank = self._numbers
@@ -128,7 +116,8 @@ class _Walk:
             logits[:, V:] = drawing.NOTHING
             if hidden is not None and edit is not None:
                 edit.apply(logits, rows)
-            pick = drawing.ByRows(self._rows, (B, N)) if u is None else drawing.ByUniform(u[rows].to(logits.device))
+            by_rows = partial(drawing.by_rows, self._rows, (B, N))
+            pick = by_rows if u is None else partial(drawing.by_uniform, u[rows].to(logits.device))
             parts.append(drawing.draw(logits, self._truncation, pick, self._is_traced))
         return self._keep(t, parts)
 
@@ -147,8 +136,3 @@ class _Walk:
             out.copy_(self._stepper.log_first[torch.arange(rows.start, rows.stop, device=out.device) // N])
         else:
             self._stepper.network.head.write(hidden[rows], out)
-
-    def _add_states(self, running: Bool[Tensor, "B N"]) -> None:
-        if self._is_traced:
-            states = self._stepper.states.double() * running[..., None, None]
-            self._states = states if self._states is None else self._states + states

@@ -2,9 +2,8 @@
 
     given = w_{s},    tokens = w_{s+1} … w_{s+block}
 
-``BlockData`` takes blocks from all over the stream, every epoch at another offset and in another order. ``LaneData``
-reads on: the stream is folded into as many lanes as a batch has rows, and step s reads the s-th block of every lane, so
-that a network with a memory finds there what came before.
+``BlockData`` takes blocks from all over the stream. ``LaneData`` reads on: step s reads the s-th block of every lane,
+so that a network with a memory finds there what came before.
 """
 
 from collections.abc import Iterator
@@ -34,9 +33,7 @@ class Blocks:
         self.whole = (len(stream) - 1) // block
         # one less leaves room for the offset, so that every epoch has the same number of blocks
         self.count = max(self.whole - 1, 1)
-        self._epoch = -1
-        self._order = torch.empty(0)
-        self._offset = 0
+        self._epoch, self._order, self._offset = -1, torch.empty(0), 0
 
     def __len__(self) -> int:
         return self.count

@@ -3,14 +3,13 @@
     logits(g, x)[t] = f(· ; memory, g, x_<t),        g = the token before the block
 
 With ``memory`` = M the network reads on, block after block of each row, and sees the keys and values of the last M
-tokens before the block. They were computed in the steps before and have no gradient, and what lies behind them has
-shaped them in turn, so that the network sees farther than M: the recurrence of Transformer-XL (Dai et al. 2019). Theirs
-keeps the states and computes the keys again; ours keeps the keys, which with rotary places know how far away they are.
+tokens before the block, without a gradient: the recurrence of Transformer-XL (Dai et al. 2019). Theirs keeps the states
+and computes the keys again; ours keeps the keys, which with rotary places know how far away they are.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,7 +36,7 @@ class CausalNetwork:
         self._keys = [torch.zeros(shape) for shape in self._shapes(config)] if memory else []
         # tokens before the block, in all and in the memory: positions keep counting, the memory fills up to M
         self._counts = torch.zeros(2, dtype=torch.int64)
-        self._fresh: _Fresh | None = None
+        self._fresh: tuple[int, list[Tensor]] | None = None  # tokens of a block that was read, and what it leaves
 
     def logits(self, given: Int[Tensor, "rows 1"], tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Return the logits of each token, by what comes before it."""
@@ -48,7 +47,7 @@ class CausalNetwork:
         cache = self._cache(len(read))
         logits: Tensor = self._read(read, cache).logits
         if self._fresh is None:  # what is read first in a step is the text; what follows may be made up
-            self._fresh = _Fresh(read.shape[1], _tensors(cache, self.memory))
+            self._fresh = read.shape[1], _tensors(cache, self.memory)
         return logits
 
     @torch.no_grad()
@@ -76,10 +75,11 @@ class CausalNetwork:
         """Take the block that was read first since the last call into the memory."""
         if self._fresh is None:
             return
-        kept = self._fresh.tensors[0].shape[2]
-        for memory, fresh in zip(self._keys, self._fresh.tensors, strict=True):
+        tokens, tensors = self._fresh
+        kept = tensors[0].shape[2]
+        for memory, fresh in zip(self._keys, tensors, strict=True):
             memory[:, :, self.memory - kept :] = fresh
-        self._counts += torch.tensor([self._fresh.tokens, kept - int(self._counts[1])])
+        self._counts += torch.tensor([tokens, kept - int(self._counts[1])])
         self._fresh = None
 
     def forget(self) -> None:
@@ -118,13 +118,6 @@ class CausalNetwork:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return [(self.rows, heads, self.memory, width)] * (2 * config.num_hidden_layers)
-
-
-class _Fresh(NamedTuple):
-    """What a block that was read leaves behind."""
-
-    tokens: int
-    tensors: list[Tensor]
 
 
 @contextmanager

@@ -10,11 +10,11 @@ In a sweep, the control of a row is the row without E-ARM, for as many steps as 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, write_json
@@ -22,14 +22,13 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.networks.protocol import Data, Network
-from freenergy.objectives.earm import EARM
-from freenergy.recipes.families.common import CommonRecipe
-from freenergy.runs.keys import without_defaults
+from freenergy.recipes.families import CommonRecipe
+from freenergy.runs.folder import without_defaults
 from freenergy.runs.run import Plan, Run, Stage, run
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.checkpoint import restore_weights, save_weights
 from freenergy.training.loop import fit_watched, read_records
-from freenergy.training.settings import LanguageModelLoss, Optimisation, ScheduledSampling, TrainedBase
+from freenergy.training.settings import TrainedNetwork
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 BASE, MEASUREMENT, TRAINING = "base", "measurement", "training"
@@ -70,29 +69,7 @@ class Domain(ABC):
         restore_weights(folder / _WEIGHTS, network.module)
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedNetwork:
-    """How a network is taught and optimised, where the domain has its sizes."""
-
-    label_smoothing: float = 0.0
-    level: float = 0.0  # weight of S², which holds the level of the logits near 0
-    scheduled: ScheduledSampling | None = None  # rows that hold the network's own predictions
-    earm: EARM | None = None  # the network learns to be an energy too
-    optimisation: Optimisation = field(default_factory=Optimisation)
-
-    def __post_init__(self) -> None:
-        _ = self.lm_loss  # refuses what it cannot be
-
-    @property
-    def lm_loss(self) -> LanguageModelLoss:
-        """The loss that the network is trained with."""
-        return LanguageModelLoss(
-            label_smoothing=self.label_smoothing, level=self.level, scheduled=self.scheduled, earm=self.earm
-        )
-
-
-B = TypeVar("B", TrainedNetwork, TrainedBase)
+B = TypeVar("B", bound=TrainedNetwork)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +196,6 @@ def _plan_base(run: Run[NetworkRecipe[Any]], progress: Progress) -> Plan:
 
 
 def _start(run: Run[NetworkRecipe[Any]]) -> Run[NetworkRecipe[Any]] | None:
-    """Returns the run whose weights this one begins with."""
     name = run.recipe.begin_from
     return Run((run.folder / name).resolve(), run.recipe) if name else None
 

@@ -13,21 +13,26 @@ from pydantic import Field
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
+from freenergy.core.files import read_json
 from freenergy.core.rng import Rng
 from freenergy.corpus.chunks import check_chunks
 from freenergy.corpus.resources import RESOURCES
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, PretrainedTokenizer, WordTokenizer
 from freenergy.energies.registry import AnyEnergy
+from freenergy.evaluation.black_box import has_perplexity
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.lm.sources.settings import SamplesBase
 from freenergy.noise.settings import NegativeSettings
+from freenergy.recipes.families import CommonRecipe
 from freenergy.recipes.families.black_box import check_black_box
-from freenergy.recipes.families.common import CommonRecipe
 from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
 from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, adaptation, tuning
+
+_BASE_COLUMN, _CERTIFIED_COLUMN = "perplexity of the base", "certified perplexity"
+_NATS_COLUMN = "certified nats per text"  # of a base that only samples
 
 
 @final
@@ -135,24 +140,32 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
     def main_column(self) -> str:
         """The number of a table that figures show."""
         if isinstance(self.base, SamplesBase):
-            return "certified nats per text"
-        return "perplexity of the base" if self.energy is None else "certified perplexity"
+            return _NATS_COLUMN
+        return _BASE_COLUMN if self.energy is None else _CERTIFIED_COLUMN
 
     def numbers(self, run: "Run[Any]") -> list[tuple[str, float | None]]:
         """Returns what was measured, column by column."""
-        from freenergy.recipes.stages.residual_rows import row_numbers
+        from freenergy.recipes.stages.evaluation import SUMMARY
 
-        return row_numbers(run)
+        run.finished("evaluation")
+        summary = read_json(run.stage("evaluation") / SUMMARY)
+        if not has_perplexity(summary):
+            return [(_NATS_COLUMN, summary["joint"]["gain"]["nats_per_sequence"])]
+        found = [(_BASE_COLUMN, summary["base"]["perplexity"]["token"])]
+        if joint := summary.get("joint"):
+            found.append((_CERTIFIED_COLUMN, joint["perplexity"]["certified"]))
+            found.append(("certified gain %", joint["gain"]["percent"]))
+        return found
 
     def history(self, run: "Run[Any]") -> dict[str, Any]:
-        """Returns what the run has cost."""
-        from freenergy.recipes.stages.residual_rows import row_history
-
-        return row_history(run)
+        """Returns the cost of all stages; there is no single training whose steps count."""
+        spent = sum(run.finished(stage.name).get("cpu_seconds") or 0.0 for stage in run.recipe.stages())
+        steps = int(run.finished("base")["summary"].get("steps", 0))
+        return {"steps": steps, "epoch_steps": None, "best_step": None, "validation": None, "cpu_seconds": spent}
 
     def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
         """Returns the paired differences of runs of the same seeds."""
-        from freenergy.recipes.stages.residual_rows import compare_rows
+        from freenergy.recipes.stages.evaluation import compare_rows
 
         return compare_rows(ours, others, rng)
 

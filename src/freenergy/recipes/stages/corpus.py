@@ -1,7 +1,7 @@
 """Stage ``corpus``: the name of a text → its files → tokenizer, token streams, windows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
         found = prepare(settings, tokenizer, sources, folder, run.recipe.corpus_seed, progress, workers=run.workers)
-        return {"text": text} | found.to_json()
+        return {"text": text} | asdict(found)
 
     return Plan(inputs, work)
 
@@ -43,10 +43,7 @@ def _plan(run: ResidualRun, progress: Progress) -> Plan:
 def located(
     settings: CorpusSettings, folder: Path, progress: Progress
 ) -> tuple[CorpusSettings, Mapping[str, Sequence[Path]]]:
-    """The settings with a resource's reading rules filled in, and the files of each split.
-
-    ``folder`` is where the docstrings go, if they have to stand in.
-    """
+    """The settings with a resource's reading rules, and the files of each split; docstrings would go to ``folder``."""
     if not settings.source:
         named = {split: getattr(settings, split) for split in SPLITS if getattr(settings, split)}
         for split, name in named.items():

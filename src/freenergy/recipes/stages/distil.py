@@ -10,7 +10,7 @@ many new draws of its own (``evaluation.distilled``).
 """
 
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -34,7 +34,7 @@ from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.roles import LanguageModel
 from freenergy.core.scored import Scored
-from freenergy.corpus import Corpus
+from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.bootstrap import Compared, compare
 from freenergy.evaluation.certified import together
 from freenergy.evaluation.distilled import PolicyScores, as_candidates, as_json, divergences
@@ -121,11 +121,20 @@ def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progres
         joint.residual, corpus.windows("train"), held_out, corpus.space, settings, work / "proposals", rng
     )
     policy, chosen = train_policy(task, work / "training", progress)
-    measured = _Measuring(run, corpus, joint, policy, work, rng.child("measuring"), progress)
+    split = run.recipe.evaluation.split
+    measured = _Measuring(
+        run=run, corpus=corpus, joint=joint, policy=policy, windows=corpus.windows(split),
+        store=open_candidates(run, corpus), folder=work, rng=rng.child("measuring"), progress=progress,
+    )  # fmt: skip
     summary = {
-        "split": run.recipe.evaluation.split,
+        "split": split,
         "settings": asdict(settings),
-        "training": _training(task, chosen, work / "training" / _METRICS),
+        "training": {
+            "steps": len((work / "training" / _METRICS).read_text().splitlines()),
+            "chosen_step": chosen.step,
+            "kl_before": task.proposals.first.kl,
+            "kl_after": chosen.kl,
+        },
         **measured.all(
             settings.measured_draws,
             fingerprint([[run.finished(name)["key"] for name in _AFTER], asdict(settings), chosen.step]),
@@ -152,31 +161,20 @@ def _held_out(run: ResidualRun, corpus: Corpus, joint: ResidualModel, most: int)
     return Scored(x=draws.x, log_base=draws.log_base, log_proposal=draws.log_proposal, energy=energy, law="model")
 
 
-def _training(task: DistilTask, chosen: Proposal, metrics: Path) -> dict[str, Any]:
-    """How training went, on validation windows."""
-    steps = len(metrics.read_text().splitlines())
-    before = task.proposals.first.kl
-    return {"steps": steps, "chosen_step": chosen.step, "kl_before": before, "kl_after": chosen.kl}
-
-
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Measuring:
     """Base and policy on the windows that the run's residual model is measured on; everything slow is kept in files."""
 
-    def __init__(
-        self,
-        run: ResidualRun,
-        corpus: Corpus,
-        joint: ResidualModel,
-        policy: HuggingFaceLM,
-        folder: Path,
-        rng: Rng,
-        progress: Progress,
-    ) -> None:
-        self.run, self.corpus, self.joint, self.policy, self.folder = run, corpus, joint, policy, folder
-        self.rng, self.progress = rng, progress
-        self.split = run.recipe.evaluation.split
-        self.windows, self.store = corpus.windows(self.split), open_candidates(run, corpus)
+    run: ResidualRun
+    corpus: Corpus
+    joint: ResidualModel
+    policy: HuggingFaceLM
+    windows: Windows
+    store: NegativeStore  # the base's draws for some of the windows
+    folder: Path
+    rng: Rng
+    progress: Progress
 
     def all(self, draws: int | None, mark: str) -> dict[str, Any]:
         """Every number; ``mark`` names the policy."""
@@ -208,7 +206,9 @@ class _Measuring:
 
     def _score(self, lm: LanguageModel, contrast: StoredContrast, features: Path, name: str) -> tuple[Tensor, Tensor]:
         """Return log-probabilities under the model that the strings were drawn from, and energies."""
-        cache = FeatureCache(features, contrast, leave_self_out=self.split == "train", batch_size=_WINDOWS)
+        cache = FeatureCache(
+            features, contrast, leave_self_out=self.run.recipe.evaluation.split == "train", batch_size=_WINDOWS
+        )
         folder, rows = self.folder / "scores" / name, self.run.recipe.training.rows
         chunks = scored_chunks(Residual(lm, self.joint.energy), cache, folder, self.progress, rows=rows)
         log_p, energy = zip(*((found.log_base, found.energy) for found in chunks), strict=True)
@@ -229,8 +229,8 @@ class _Measuring:
 
     def _perplexity(self, of_base: PolicyScores, counts: Counts) -> dict[str, Any]:
         """Of base and policy on the windows of the evaluation, next to the residual model's certificate on its own."""
-        wanted, rng = self.run.recipe.evaluation.windows, Rng(self.run.recipe.seed).child("evaluation", "windows")
-        rows = choose_windows(len(self.windows), wanted, self.split, rng)
+        settings, rng = self.run.recipe.evaluation, Rng(self.run.recipe.seed).child("evaluation", "windows")
+        rows = choose_windows(len(self.windows), settings.windows, settings.split, rng)
         on_rows = Counts.of(self.windows.continuations(rows), self.windows.documents[rows], self.corpus.tokenizer)
         log_base, log_pi = (
             window_log_probs(lm, self.windows, rows, self.folder / "windows" / name, name, self.progress)
@@ -239,7 +239,7 @@ class _Measuring:
         certified = of_base.log_base[:, 0] + certified_gain(of_base.energy[:, 0], of_base.energy[:, 1:])
         against_joint = Compared(of_base.log_pi[:, 0].numpy(), certified.numpy(), counts)
         return {
-            "base": PerplexityReport.of(log_base, on_rows, self.split).to_json(),
+            "base": PerplexityReport.of(log_base, on_rows, settings.split).to_json(),
             "distilled": compare(Compared(log_pi, log_base, on_rows), against_joint, self.rng.child("bootstrap")),
             "joint_certified": as_json(counts.perplexity(certified.numpy())),
         }
@@ -249,10 +249,8 @@ def _verdict(summary: dict[str, Any], chosen: Proposal) -> str:
     """What distilling has not done."""
     if not chosen.step:
         return "no step came nearer to the model than the base: take more draws or steps, or a lower learning rate"
-    low, (_, most) = (
-        summary["kl"]["less"]["interval"][0],
-        summary["perplexity"]["distilled"]["against_base"]["interval"],
-    )
+    low, _ = summary["kl"]["less"]["interval"]
+    _, most = summary["perplexity"]["distilled"]["against_base"]["interval"]
     if low is None:
         return "the text is one document, so the KL has no interval"
     return together(

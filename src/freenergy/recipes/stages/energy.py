@@ -15,7 +15,7 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.workers.shards import is_worth_parallelising, prefetch_shards
 from freenergy.corpus import Corpus
 from freenergy.energies.features import FeatureEnergy
-from freenergy.energies.load import load_energy
+from freenergy.energies.registry import load_energy
 from freenergy.energies.settings import EnergySettings
 from freenergy.models.residual import Residual
 from freenergy.noise.settings import NegativeSettings
@@ -30,9 +30,8 @@ from freenergy.text.model_card import model_card
 from freenergy.training.distributed.ranks import Ranks
 
 if TYPE_CHECKING:
-    from freenergy.training.contrastive_batches import StoredContrast
+    from freenergy.training.contrastive_batches import NoiseLaw, StoredContrast
     from freenergy.training.feature_cache import FeatureCache
-    from freenergy.training.noise_law import NoiseLaw
 
 MODEL = "model"
 
@@ -66,9 +65,8 @@ def _trains_networks(run: ResidualRun, settings: EnergySettings) -> bool:
 
 
 def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Progress) -> dict[str, Any]:
-    from freenergy.training.build import Material
     from freenergy.training.contrastive_batches import FreshContrast
-    from freenergy.training.fitting import train_energy
+    from freenergy.training.fitting import Material, train_energy
 
     corpus = open_corpus(run)
     training_corpus = corpus_of_split(run, corpus, "train")
@@ -93,7 +91,7 @@ def _work(run: ResidualRun, settings: EnergySettings, folder: Path, progress: Pr
 
 def _law(settings: NegativeSettings, lm: LanguageModel, corpus: Corpus) -> "NoiseLaw | None":
     """The law of the training negatives, where it is not the base's own but known; a server does not give it."""
-    from freenergy.training.noise_law import NoiseLaw
+    from freenergy.training.contrastive_batches import NoiseLaw
 
     if settings.is_base or settings.is_relative or not lm.draws_here:
         return None

@@ -8,9 +8,8 @@ user asked for this text, but they are counted: on them a model is measured on w
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -19,7 +18,7 @@ from safetensors.numpy import save_file
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash, fingerprint, read_arrays
 from freenergy.core.progress import Progress
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import WorkerPool
 from freenergy.corpus import Corpus, CorpusSettings, Windows
 from freenergy.corpus.deduplicate import Stream, repeated, touched
 from freenergy.corpus.read import find, read, size
@@ -35,9 +34,7 @@ _NGRAM = 24  # where the run keeps repeated windows, and so has no length of its
 _SHARED = "shared.safetensors"
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class GivenText:
+class GivenText(NamedTuple):
     """Windows of a text, and which of them share ``ngram`` tokens in a row with the training text."""
 
     windows: Windows
@@ -50,7 +47,8 @@ def given_text(paths: Sequence[Path], run: ResidualRun, corpus: Corpus, progress
     """Read and cut files once; the next time they are found by their content."""
     settings = run.recipe.corpus
     files = [file for path in paths for file in find(path)]
-    content = [file_hash(file) for path in files for file in _below(path)]
+    below = [[path] if path.is_file() else sorted(path.rglob("*")) for path in files]
+    content = [file_hash(file) for found in below for file in found if file.is_file()]
     ngram = min(settings.deduplicate or _NGRAM, corpus.prefix + corpus.continuation)
     how = (settings.text_column, settings.documents, settings.document_start, settings.step, corpus.ending)
     mark = fingerprint([corpus.report.fingerprint, corpus.prefix, corpus.continuation, how, ngram, content])
@@ -80,10 +78,6 @@ def _windows(folder: Path, corpus: Corpus) -> Windows:
     tokens = np.memmap(folder / f"{_SPLIT}.bin", dtype=token_type(corpus.tokenizer.vocab_size), mode="r")
     places = read_windows(folder / f"{_SPLIT}.windows.npy")
     return Windows(tokens, places, corpus.prefix, corpus.continuation, corpus.chunks)
-
-
-def _below(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
 def _cut(

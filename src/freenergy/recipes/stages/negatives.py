@@ -175,7 +175,7 @@ def _learned(settings: LearnedNegatives, lm: LanguageModel, corpus: Corpus) -> N
     from freenergy.lm.activations import NetworkLM
     from freenergy.lm.huggingface import HuggingFaceLM
     from freenergy.lm.presets import set_dropout
-    from freenergy.noise.learned import Learned
+    from freenergy.noise.from_lm import Learned
 
     if not isinstance(lm, NetworkLM):
         raise UserError(

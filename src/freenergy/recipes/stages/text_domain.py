@@ -3,9 +3,8 @@
     perplexity = exp(Σ_b nats_b / Σ_b tokens_b)        over the blocks b of the test text, one after the other
     percent    = 100 · (1 − exp(−G)),   G = Σ_b (nats of the other − nats of ours)_b / Σ_b tokens_b
 
-Both networks read the same blocks, and nats are averaged over seeds first, so the interval of the percentage is over
-the documents of the test text (``evaluation.bootstrap``). Re-sampling by the energy of whole texts (Table 3 of Wang et
-al. 2022) is measured on windows, with bounds (``evaluation.certified``).
+Nats are averaged over seeds first, so the interval of the percentage is over the documents of the test text.
+Re-sampling by the energy of whole texts (Table 3 of Wang et al. 2022) is measured on windows, with bounds.
 """
 
 import copy
@@ -65,10 +64,7 @@ class TextDomain(Domain):
         return CausalNetwork(model, memory=base.memory, rows=base.optimisation.batch_size)
 
     def data(self, *, batch_size: int, accumulate: int, rng: Rng) -> BlockData | LaneData:
-        """Returns blocks of the training text; with a memory they come in the order of the text.
-
-        A fake row begins with the prefix of the corpus, where the energy will be read.
-        """
+        """Returns blocks of the training text, in its order with a memory; fake rows begin with the corpus's prefix."""
         train, validation = self.corpus.stream("train"), self.corpus.stream("validation")
         known = min(self.corpus.prefix, self.base.block - 1)
         sizes = {"block": self.base.block, "known": known, "validation_tokens": self.base.validation_tokens}

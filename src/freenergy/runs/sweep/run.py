@@ -17,10 +17,9 @@ from freenergy.core.errors import DivergenceError
 from freenergy.core.files import read_json, write_json, write_text
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
-from freenergy.core.workers.local import InProcess
-from freenergy.core.workers.protocol import WorkerPool
+from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.evaluation.perplexity import Measurement
-from freenergy.runs.keys import key_of
+from freenergy.runs.folder import key_of
 from freenergy.runs.run import Run, run, working_in
 from freenergy.runs.sweep.rows import LONGEST_NAME, RowRecipe, Sweep, SweepRow, folder_name, labelled
 from freenergy.runs.sweep.table import Group, markdown, table
@@ -57,7 +56,6 @@ def folder_of(sweep: Sweep, out: str | Path | None) -> Path:
 def _group(
     sweep: Sweep, variant: str, rows: Sequence[SweepRow], root: Path, progress: Progress, workers: WorkerPool
 ) -> Group:
-    """Do all seeds of one variant."""
     first = _Seed(sweep, variant, tuple(rows), root, sweep.seeds[0], progress, workers)
     start = first.run_of(rows[0])
     start.recipe.check_rows([row.recipe for row in rows], start.folder, progress)

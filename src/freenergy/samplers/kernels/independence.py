@@ -19,7 +19,7 @@ from freenergy.core.scored import Law, Scored
 from freenergy.core.sequences import Continuations
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.sample_only import relative_log_prob
-from freenergy.lm.stepping import log_proposal
+from freenergy.lm.token_log_probs import log_proposal
 from freenergy.models.residual import residual_of
 from freenergy.samplers.accept import accept, acceptance
 

@@ -1,24 +1,16 @@
-"""Scores of several models as one.
+"""Scores of several models as one, and the weights that make the fewest errors on a development set.
 
     s = λ_base · log_base − λ_energy · E + Σ_k λ_k · score_k + λ_length · tokens
-
-With weights 1, 1 and 0 for the length, and no other scores, s is the residual model's log_score. Only the ratios of the
-weights matter to what is chosen. A candidate that the residual model forbids (probability zero) is never chosen.
-
-Tuning finds the weights that make the fewest errors on a development set. The error
-
     error(λ) = Σ_lists errors of argmax_i λ · f_i,         along a line λ + γ d:   argmax_i (a_i + γ b_i)
 
-is a staircase: it changes only where another candidate takes the lead, and along a line each list's leaders are the
-upper envelope of N straight lines. So the minimum along a line is found exactly, by merging the steps of all lists
-(Och 2003, Minimum Error Rate Training in Statistical Machine Translation). Coordinates and random directions are
-searched until none helps, from several starts: the weights given, the minimum of the expected error
+With weights 1, 1 and 0 for the length, and no other scores, s is the residual model's log_score. A candidate that the
+residual model forbids (probability zero) is never chosen.
 
-    Σ_lists Σ_i softmax(λ · f)_i · errors_i
-
-which is smooth, and random ones. A step is only taken if it makes fewer errors, and of equally good intervals the one
-nearest to the start: weights that the development set says nothing about stay as they were. The error on the set that
-chose the weights is too good; measure on another.
+The error is a staircase: it changes only where another candidate takes the lead, and along a line each list's leaders
+are the upper envelope of N straight lines. So the minimum along a line is found exactly, by merging the steps of all
+lists (Och 2003). Coordinates and random directions are searched until none helps, from several starts: the weights
+given, the minimum of the expected error Σ_lists Σ_i softmax(λ · f)_i · errors_i, and random ones. A step is only taken
+if it makes fewer errors, and of equally good intervals the one nearest to the start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -219,9 +211,7 @@ def staircase(
         places.append(place[moving])
         changes.append(changed[moving])
         leader = np.where(moving, ahead, leader)
-    if not places:
-        return np.zeros(0), np.array([start])
-    all_places, all_changes = np.concatenate(places), np.concatenate(changes)
+    all_places, all_changes = (np.concatenate([np.zeros(0), *parts]) for parts in (places, changes))
     order = all_places.argsort(kind="stable")
     totals = start + np.concatenate([[0.0], all_changes[order].cumsum()])
     return all_places[order], totals

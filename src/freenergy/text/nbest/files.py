@@ -3,13 +3,9 @@
     tune on DEV  →  λ          FILE, λ  →  a line a list: each candidate's score s and rank
     FILE         →  FOLDER/<fingerprint>.jsonl: a line a list, with the ranking of its candidates
 
-Systems that choose: ``first`` the candidate that is given first, ``base`` the largest log_base, ``joint`` the largest
-log_score, ``weighted`` (or ``tuned``) the largest s where its weights are others than the residual model's, ``oracle``
-the best that there is. Ties go to the earlier candidate.
-
-Lists are scored one at a time, so a list's numbers do not depend on its neighbours and nothing is held but the list at
-hand. A killed scoring resumes after its last complete line and ends with the same bits. The fingerprint names the file
-and settings and, by its scores of the first list, the model: what another one has scored is not taken for ours.
+The systems that choose are listed in docs/ranking.md; ties go to the earlier candidate. Lists are scored one at a time,
+so a list's numbers do not depend on its neighbours. A killed scoring resumes after its last complete line and ends with
+the same bits. The fingerprint names the file and settings and, by its scores of the first list, the model.
 """
 
 import json
@@ -27,7 +23,7 @@ import numpy as np
 from jaxtyping import Float
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, exclusive_file_lock, file_hash, fingerprint, resumable_jsonl
+from freenergy.core.files import atomic_write, exclusive_lock, file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.lm.sample_only import has_log_prob
@@ -158,7 +154,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
             yield Path(passing)
         return
     folder = out.with_name(f".{out.name}.scores")
-    with exclusive_file_lock(out):
+    with exclusive_lock(out, is_file=True):
         yield folder
         shutil.rmtree(folder)
 

@@ -1,14 +1,10 @@
-"""Lists of candidates on disk: one JSON object a line.
+"""Lists of candidates on disk: one JSON object per line (docs/ranking.md).
 
     {"prefix": "…", "candidates": ["…", …], "scores": {"acoustic": [s_1, …]}, "reference": "…", "id": …, "document": …}
-
-Only ``candidates`` has to be there. ``scores`` are other models' log-scores of the candidates, high = good, the same
-names in every line. How wrong a candidate is comes from ``reference`` (words to change, put in or leave out) or stands
-there as ``errors``, one number a candidate:
-
     error rate = Σ errors of the chosen / Σ words of the references,      or / number of lists with ``errors``
 
-Lists of one ``document`` are alike and are resampled together. Nothing is held but the line at hand.
+Only ``candidates`` has to be there. How wrong a candidate is comes from ``reference`` (words to change, put in or leave
+out) or stands there as ``errors``, one number per candidate. Nothing is held but the line at hand.
 """
 
 import json
@@ -69,7 +65,7 @@ def read_lists(path: Path) -> Iterator[NBest]:
             for number, raw in enumerate(file, 1):
                 where = f"{path}, line {number}"
                 text = _text(raw, where)
-                if not text or text.isspace():
+                if not text.strip():
                     continue
                 found = _parsed(text, number, where)
                 first = first or found
@@ -119,13 +115,16 @@ def _parsed(text: str, number: int, where: str) -> NBest:
         raise UserError(f"{where} has errors and a reference: leave one of them out")
     if reference is not None and not isinstance(reference, str):
         raise UserError(f"{where} has a reference that is no text: give the right text, or errors instead")
+    errors = None if given is None else _numbers(given, len(candidates), "errors", where)
+    if errors and min(errors) < 0:
+        raise UserError(f"{where} has {min(errors):g} errors: give numbers of 0 or more, low = good")
     return NBest(
         line=number,
         prefix=prefix,
         candidates=candidates,
         scores=_scores(value.get("scores", {}), len(candidates), where),
         reference=reference,
-        given=None if given is None else _errors(given, len(candidates), where),
+        given=errors,
         name=_label(value.get("id"), "id", where),
         document=_label(value.get("document"), "document", where),
     )
@@ -162,13 +161,6 @@ def _scores(value: Any, count: int, where: str) -> dict[str, tuple[float, ...]]:
                 f"{where} calls a score {name!r}, as one of the model's own is called: give it another name"
             )
     return {name: _numbers(numbers, count, f"the score {name!r}", where) for name, numbers in sorted(value.items())}
-
-
-def _errors(value: Any, count: int, where: str) -> tuple[float, ...]:
-    found = _numbers(value, count, "errors", where)
-    if min(found) < 0:
-        raise UserError(f"{where} has {min(found):g} errors: give numbers of 0 or more, low = good")
-    return found
 
 
 def _numbers(value: Any, count: int, what: str, where: str) -> tuple[float, ...]:

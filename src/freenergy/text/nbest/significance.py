@@ -1,14 +1,11 @@
 """Error rates of ways to choose from lists, and whether one is better than another.
 
     rate = Σ_d e_d / Σ_d n_d,        difference of a and b = Σ_d (e_d(a) − e_d(b)) / Σ_d n_d
-
-e_d the errors of what was chosen in document d (a list is its own document unless the file says otherwise), n_d the
-words of its references or its lists. A rate has the linearised interval over documents of ``evaluation.perplexity``. A
-difference is paired: both choose from the same lists, and documents are resampled with both choices, as in
-``evaluation.bootstrap``. Its p-value belongs to its interval, so that p < 5 % where 0 lies outside:
-
     p = 2 · T_{D−1}(Φ⁻¹(s) · √((D − 1)/D)),      s = the share of resamples on the other side of 0, with 0 itself
 
+e_d the errors of what was chosen in document d, n_d the words of its references or its lists. A rate has the linearised
+interval over documents of ``evaluation.perplexity``. A difference is paired: documents are resampled with both choices,
+as in ``evaluation.bootstrap``. Its p-value belongs to its interval, so that p < 5 % where 0 lies outside.
 """
 
 from array import array

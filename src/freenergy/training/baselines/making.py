@@ -22,13 +22,13 @@ from freenergy.corpus import Corpus
 from freenergy.energies.probe import layers_read
 from freenergy.energies.saving import copied
 from freenergy.lm.activations import NetworkLM
-from freenergy.lm.checkpoints import save_checkpoint
+from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.ngram import NgramLM
 from freenergy.lm.presets import Preset, build, count_parameters, preset, set_dropout
 from freenergy.training.baselines.local import LocalNgram, LocalProbe, fit_ngram_weights
-from freenergy.training.baselines.ralm import Ralm
-from freenergy.training.baselines.residual import ResidualLM
+from freenergy.training.baselines.residual import Ralm, ResidualLM
 from freenergy.training.baselines.settings import (
     BalmBaseline,
     BaselineSettings,
@@ -36,8 +36,10 @@ from freenergy.training.baselines.settings import (
     LongerBaseline,
     RalmBaseline,
 )
-from freenergy.training.baselines.training import TRAINING, train_correction, train_network
+from freenergy.training.baselines.training import TRAINING, ResidualTask, train_baseline
 from freenergy.training.distributed.ranks import Ranks
+from freenergy.training.settings import LanguageModelLoss
+from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 RECORD = "record.json"
 _MODEL, _PROBE, _NGRAM = "model", "probe.safetensors", "ngram"
@@ -83,7 +85,7 @@ def open_baseline(settings: BaselineSettings, base: LanguageModel, folder: Path)
         case LongerBaseline() | BalmBaseline():
             return HuggingFaceLM.from_pretrained(folder / _MODEL, eos=base.eos)
         case RalmBaseline():
-            ralm = Ralm.open(folder / _MODEL)
+            ralm = Ralm(load_checkpoint(folder / _MODEL)[0])
             return ResidualLM(base, [ralm.eval().requires_grad_(False)])
         case LocalBaseline(features=features, order=order):
             probe = LocalProbe.open(folder / _PROBE) if features != "ngram" else None
@@ -155,7 +157,9 @@ def _network(
             shape = matched(shape, parameters=own + (own if settings.extra is None else settings.extra), **sizes)
         model = build(shape.config(**sizes, dropout=settings.dropout), rng.child("weights"))
         more = {"shape": asdict(shape)}
-    record = train_network(model, settings, corpus, folder, rng, progress)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    task_of = partial(AutoregressiveTask, CausalNetwork(model), settings=LanguageModelLoss())
+    record = train_baseline(settings, task_of, longest, corpus, folder, rng, progress)
     if Ranks.found().is_first:
         save_checkpoint(model, folder / _MODEL, eos=base.eos, tokenizer=corpus.tokenizer)
     return record | {"parameters": _size(model)} | more
@@ -165,9 +169,10 @@ def _ralm(
     settings: RalmBaseline, base: LanguageModel, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
 ) -> dict[str, Any]:
     ralm = Ralm.from_base(_with_network(settings, base).model, dropout=settings.dropout)
-    record = train_correction(ResidualLM(base, [ralm]), ralm, settings, corpus, folder, rng, progress)
+    task_of = partial(ResidualTask, ResidualLM(base, [ralm]), ralm)
+    record = train_baseline(settings, task_of, base.max_length, corpus, folder, rng, progress)
     if Ranks.found().is_first:
-        ralm.save(folder / _MODEL, eos=base.eos)
+        save_checkpoint(ralm.network, folder / _MODEL, eos=base.eos)
     return record | {"parameters": _base_size(base) + _size(ralm)}
 
 
@@ -183,7 +188,8 @@ def _local(
         probe = LocalProbe(layers=len(layers), width=width, rank=settings.rank, vocab_size=base.vocab_size)
         probe.start(rng.child("weights"))
         below = ResidualLM(base, [probe], layers=layers)
-        record |= train_correction(below, probe, settings, corpus, folder, rng, progress)
+        task_of = partial(ResidualTask, below, probe)
+        record |= train_baseline(settings, task_of, base.max_length, corpus, folder, rng, progress)
         if Ranks.found().is_first:
             probe.save(folder / _PROBE)
         weights += _size(probe)

@@ -13,6 +13,7 @@ the memory.
 Legend: R rows of T tokens, m places, V vocabulary, K layers chosen, H width of the states.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 
@@ -26,9 +27,10 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation, normalised
-from freenergy.energies.saving import without_head
+from freenergy.energies.saving import copied, linear_head, without_head
 from freenergy.lm.activations import NetworkLM
 from freenergy.lm.network_steps import log_softmax, states_at
+from freenergy.lm.presets import set_dropout
 from freenergy.lm.stepping import Stepper, begin, check_fits, in_chunks, started, sum_dtype, sum_tokens
 
 _ROWS = 64  # whole strings whose states are held at once
@@ -58,8 +60,8 @@ Correction = Callable[[Places, Float[Tensor, "m V"]], Float[Tensor, "m V"]]  # f
 
 def network_reader(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Callable[[Sequences], Reading]:
     """A network in two halves: states of whole strings, and the head that makes scores of some of them."""
-    trunk, head = without_head(model), model.get_output_embeddings()
-    if not isinstance(head, nn.Module) or not _is_whole(model, head):
+    trunk, head = without_head(model), linear_head(model)
+    if head is None:
         raise UserError(
             f"{type(model).__name__} does more to its last states than its head says, so that its predictions "
             'cannot be made place by place: take a baseline of kind "longer" or "balm"'
@@ -76,16 +78,6 @@ def network_reader(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Call
         return Reading(scores, lambda at: chosen[at.row, at.place])
 
     return read
-
-
-@torch.no_grad()
-def _is_whole(model: PreTrainedModel, head: nn.Module) -> bool:
-    """Finds out on a short text whether the architecture changes its logits after the head."""
-    V = model.config.get_text_config().vocab_size
-    tokens = torch.tensor([[(997 * i + 17) % V for i in range(4)]], device=model.device)
-    found = head(without_head(model)(tokens, use_cache=False).last_hidden_state)
-    wanted = model(tokens, use_cache=False).logits
-    return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=0, atol=1e-3)
 
 
 def plain_reader(lm: LanguageModel) -> Callable[[Sequences], Reading]:
@@ -189,3 +181,39 @@ class ResidualLM:
             return lambda count: begin(self, contexts[part], count, space.length)
 
         return in_chunks(read, contexts, num, space, rng, truncation, rows=self.places_at_once)
+
+
+@final
+class Ralm(nn.Module):
+    """The residual auto-regressive language model (Eq. 6 of Deng et al. 2020): f = the logits of a second network.
+
+        log P(v | h) = log P_LM(v | h) + log P_φ(v | h) + const,      log P_φ = W · h_φ + const
+
+    P_φ is a copy of the base with a head of its own that starts at W = 0, so that P starts as the base; the copy's
+    states begin as the base's. The base stays as it is. A head that began as the base's would start at P_LM², and one
+    that began at the difference to it would be the base trained longer under another name.
+    """
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
+        self.network = network
+        self._read = network_reader(network)
+
+    @classmethod
+    def from_base(cls, network: PreTrainedModel, *, dropout: float = 0.0) -> "Ralm":
+        """A copy of the base's network that says nothing yet."""
+        twin = copied(network)
+        twin.config.get_text_config().tie_word_embeddings = False
+        twin.config.tie_word_embeddings = False
+        head = copy.deepcopy(twin.get_output_embeddings())
+        with torch.no_grad():
+            for weight in head.parameters():
+                weight.zero_()
+        twin.set_output_embeddings(head)
+        set_dropout(twin, dropout)
+        return cls(twin)
+
+    def forward(self, rows: Sequences, reading: Reading) -> Correction:
+        """Read the strings; what is returned gives f at places."""
+        own = self._read(rows)
+        return lambda at, log_p: own.scores(at)

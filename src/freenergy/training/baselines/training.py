@@ -7,6 +7,7 @@ time and not memory. Blocks of the stream are those of ``training.tasks.language
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -14,7 +15,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import Progress
@@ -23,15 +23,12 @@ from freenergy.core.roles import Loss
 from freenergy.core.sequences import Sequences
 from freenergy.corpus import Corpus
 from freenergy.lm.networks.blocks import BlockData
-from freenergy.lm.networks.causal import CausalNetwork
 from freenergy.lm.networks.protocol import Batch
 from freenergy.training.baselines.residual import Places, ResidualLM
 from freenergy.training.baselines.settings import TrainedBaseline
 from freenergy.training.loop import fit_watched, read_records
-from freenergy.training.settings import LanguageModelLoss
 from freenergy.training.task import Task, Validation
-from freenergy.training.tasks.autoregressive import AutoregressiveTask
-from freenergy.training.tasks.language_model import training_summary
+from freenergy.training.tasks.language_model import corpus_blocks, training_summary
 
 TRAINING = "training"
 
@@ -75,33 +72,23 @@ def cross_entropy(model: ResidualLM, rows: Int[Tensor, "R block_plus_one"]) -> F
     return torch.stack(losses).sum() / len(tokens)
 
 
-def train_network(
-    model: PreTrainedModel, settings: TrainedBaseline, corpus: Corpus, folder: Path, rng: Rng, progress: Progress
-) -> dict[str, Any]:
-    """A language model by itself, on the same blocks as the base."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    data = _blocks(settings, corpus, longest, rng)
-    task = AutoregressiveTask(CausalNetwork(model), data, LanguageModelLoss())
-    return _train(task, settings, folder, rng, progress)
-
-
-def train_correction(
-    model: ResidualLM,
-    module: nn.Module,
+def train_baseline(
     settings: TrainedBaseline,
+    task_of: Callable[[BlockData], Task],
+    longest: int | None,
     corpus: Corpus,
     folder: Path,
     rng: Rng,
     progress: Progress,
 ) -> dict[str, Any]:
-    """One of the model's corrections."""
-    task = ResidualTask(model, module, _blocks(settings, corpus, model.max_length, rng))
-    return _train(task, settings, folder, rng, progress)
-
-
-def _train(task: Task, settings: TrainedBaseline, folder: Path, rng: Rng, progress: Progress) -> dict[str, Any]:
-    """The loop to its end; how it went, from its own records."""
+    """Train a task on blocks of the corpus to its end, by a network that reads ``longest`` tokens; how it went."""
+    if longest is not None and max(settings.block, corpus.prefix + corpus.continuation) > longest:
+        raise UserError(
+            f"blocks of {settings.block} and windows of {corpus.prefix} + {corpus.continuation} tokens must fit the "
+            f"{longest} of the network of the baseline {settings.name!r}: set its block or corpus.prefix lower"
+        )
     steps, path = settings.optimisation, folder / TRAINING
+    task = task_of(corpus_blocks(corpus, steps, settings.block, settings.validation_tokens, rng))
     fit_watched(task, steps, path, rng, progress, f"training {settings.name}")
     task.module.eval().requires_grad_(False)
     summary = training_summary(path)
@@ -109,15 +96,3 @@ def _train(task: Task, settings: TrainedBaseline, folder: Path, rng: Rng, progre
         "tokens": summary["steps"] * steps.batch_size * settings.block,
         "cpu_seconds": math.fsum(record["cpu_seconds"] for record in read_records(path)),
     }
-
-
-def _blocks(settings: TrainedBaseline, corpus: Corpus, longest: int | None, rng: Rng) -> BlockData:
-    """The blocks of the corpus; refuses blocks and windows that the network cannot read."""
-    if longest is not None and max(settings.block, corpus.prefix + corpus.continuation) > longest:
-        raise UserError(
-            f"blocks of {settings.block} and windows of {corpus.prefix} + {corpus.continuation} tokens must fit the "
-            f"{longest} of the network of the baseline {settings.name!r}: set its block or corpus.prefix lower"
-        )
-    streams, steps = (corpus.stream("train"), corpus.stream("validation")), settings.optimisation
-    sizes = {name: getattr(settings, name) for name in ("block", "validation_tokens")}
-    return BlockData(*streams, **sizes, batch_size=steps.batch_size, accumulate=steps.accumulate, known=0, rng=rng)

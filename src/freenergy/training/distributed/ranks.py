@@ -22,7 +22,7 @@ from jaxtyping import Shaped
 from torch import Tensor, distributed
 
 from freenergy.core.errors import UserError
-from freenergy.core.interrupt import stop_requested
+from freenergy.core.progress import stop_requested
 
 if TYPE_CHECKING:
     from accelerate import PartialState

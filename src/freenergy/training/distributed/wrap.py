@@ -38,7 +38,7 @@ class TaskModule(nn.Module):
         return self.found.value
 
     def validate(self) -> Validation:
-        """How good the module is on held-out data."""
+        """How good the module is on held-out data; all ranks read all of them."""
         return self.task.validate()
 
 
@@ -46,8 +46,8 @@ class TaskModule(nn.Module):
 class DistributedTask:
     """A task that takes its steps together with other ranks."""
 
-    def __init__(self, whole: TaskModule, model: nn.Module) -> None:
-        self.whole, self.model = whole, model
+    def __init__(self, whole: TaskModule, model: nn.Module, ranks: Ranks) -> None:
+        self.whole, self.model, self.task, self.ranks = whole, model, whole.task, ranks
 
     def backward(self, step: int, micro: int, rng: Rng, *, share: int, is_last: bool) -> Loss:
         """The loss of a micro-batch; its gradient is added to, as one of ``share`` micro-batches of this rank."""
@@ -55,10 +55,6 @@ class DistributedTask:
             value: Tensor = self.model(step, micro, rng)
             (value / share).backward()
         return Loss(value.detach(), self.whole.found.metrics, self.whole.found.statistics)
-
-    def validate(self) -> Validation:
-        """How good the module is on held-out data; all ranks read all of them."""
-        return self.whole.validate()
 
     def _without_sync(self) -> AbstractContextManager[Any]:
         """Gradients stay on the rank; where weights are sharded they never do, as a rank has no room for them."""
@@ -73,15 +69,15 @@ def distributed(task: Task, ranks: Ranks) -> Iterator[DistributedTask]:
     """
     whole = TaskModule(task)
     if ranks.count == 1:
-        yield DistributedTask(whole, whole)
+        yield DistributedTask(whole, whole, ranks)
         return
     before = next(task.module.parameters()).device
     if ranks.is_sharded:
         with _sharded(whole):
-            yield DistributedTask(whole, whole)
+            yield DistributedTask(whole, whole, ranks)
     else:
         with _replicated(whole) as model:
-            yield DistributedTask(whole, model)
+            yield DistributedTask(whole, model, ranks)
     task.module.to(before)
 
 

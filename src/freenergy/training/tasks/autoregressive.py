@@ -133,7 +133,7 @@ class _Fakes:
 
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
         """Adds the rows of all micro-batches of a step to Z, and checks for divergence."""
-        self.denominators.take(Sums.together(statistics["log_total"], statistics["rows"]))
+        self.denominators.take(Sums(statistics["log_total"].logsumexp(0), statistics["rows"].sum(0)))
         gain, nats, _ = statistics["watched"].mean(0).tolist()
         self._watch(gain, nats, int(statistics["watched"][:, 2].sum()), step)
 

@@ -3,7 +3,7 @@
     loss = objective(scores of x⁺, of x⁻) + λ · mean E²,      log_score = log P_LM − E,   E = offset + what learns
 
 The offset is the sum of energies that are trained already and stay as they are. Where the noise is not the base but its
-law is known, the scores hold it (``noise_law``); a noise that learns adds its own loss, and its weights learn at a rate
+law is known, the scores hold it (``NoiseLaw``); a noise that learns adds its own loss, and its weights learn at a rate
 of their own. An energy that is fitted at several
 lengths sees a random one of them in each micro-batch, and is validated on whole continuations. The held-out value
 is minus the certified gain with n = K + 1 candidates (``partition.certificate``): early stopping watches what can be
@@ -11,8 +11,8 @@ certified.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -26,21 +26,25 @@ from freenergy.core.sequences import Continuations
 from freenergy.energies.call import energies_in_batches, energies_of
 from freenergy.energies.module import LogBaseEnergy
 from freenergy.partition import certified_gain
-from freenergy.training.contrastive_batches import Contrast, ContrastiveBatch, StoredContrast, cut, cuts, scores_of
-from freenergy.training.epoch_order import Shuffled
+from freenergy.training.contrastive_batches import (
+    Contrast,
+    ContrastiveBatch,
+    NoiseLaw,
+    StoredContrast,
+    cut,
+    cuts,
+    scores_of,
+)
 from freenergy.training.feature_cache import own_energies
 from freenergy.training.loop import StepRecord
-from freenergy.training.noise_law import NoiseLaw
 from freenergy.training.settings import EnergyTraining, Optimisation
-from freenergy.training.task import Validation, parameter_groups
+from freenergy.training.task import Shuffled, Validation, parameter_groups
 
 _MAX_NATS = 700.0  # per token: the exponential of more overflows
 _ENOUGH_PAIRS = 5_000  # seen at chance accuracy before a hint is printed
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(NamedTuple):
     """Energies that are trained already: looked up for stored windows, computed for fresh draws."""
 
     energy: nn.Module
@@ -109,8 +113,8 @@ class ContrastiveTask:
         self.energy, self.law = energy, law
         learns = None if law is None else law.module
         self.module = energy if learns is None else nn.ModuleDict({"energy": energy, "noise": learns})
-        self.noise_state = train.init(rng.child("noise"))
-        if self.noise_state and steps.accumulate > 1:
+        self.state = train.init(rng.child("noise"))
+        if self.state and steps.accumulate > 1:
             raise UserError(
                 "a noise with a state continues from batch to batch, so a step is one batch: set accumulate to 1"
             )
@@ -123,7 +127,7 @@ class ContrastiveTask:
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """Returns the objective on one micro-batch."""
-        whole = self.train.batch(self._index(step, micro), self.settings.negatives, rng, self.noise_state)
+        whole = self.train.batch(self._index(step, micro), self.settings.negatives, rng, self.state)
         batch = self._cut(whole, rng)
         known = {} if self.base is None else self.base.of(batch)
         E = energies_of(self.energy, batch.x, where=f"the batch of step {step}", known=known).double()
@@ -137,15 +141,10 @@ class ContrastiveTask:
             value, metrics = value + own.to(value), metrics | {"noise_cross_entropy": own.item()}
         return Loss(value, metrics, dict(whole.state))
 
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The state of the noise."""
-        return self.noise_state
-
     def settle(self, step: int, statistics: dict[str, Tensor]) -> None:
         """Take over the state of the noise after the batch of this step."""
         for name, values in statistics.items():
-            self.noise_state[name].copy_(values[-1])
+            self.state[name].copy_(values[-1])
 
     def parameter_groups(self, settings: Optimisation) -> list[dict[str, Any]]:
         """The energy's weights, and those of a noise that learns, at its own rate."""
@@ -190,9 +189,7 @@ class Watch:
 
     def __init__(self, progress: Progress, tokens_per_sequence: float, pairs_per_step: int) -> None:
         self._progress, self._tokens, self._pairs = progress, tokens_per_sequence, pairs_per_step
-        self._has_hinted = False
-        self._held_out = ""
-        self._rate = 0.0
+        self._has_hinted, self._held_out, self._rate = False, "", 0.0
 
     def line(self, record: StepRecord) -> str:
         """Returns loss, accuracies, energies, certified gain, pairs per second."""
@@ -200,7 +197,8 @@ class Watch:
         self._rate = now if not self._rate else 0.9 * self._rate + 0.1 * now
         if record.validation is not None:
             gain = -record.validation
-            self._held_out = f"certified gain {gain:.2f} nats ({self.percent(gain):+.1f} % perplexity)"
+            percent = 100 * (math.exp(min(-gain / self._tokens, _MAX_NATS)) - 1)
+            self._held_out = f"certified gain {gain:.2f} nats ({percent:+.1f} % perplexity)"
             self._hint(record)
         m = record.metrics
         return (
@@ -208,10 +206,6 @@ class Watch:
             f"E {m['energy_data']:+.2f}/{m['energy_noise']:+.2f} ± {m['spread']:.2f}, "
             f"{self._held_out + ', ' if self._held_out else ''}{self._rate:.0f} pairs/s"
         )
-
-    def percent(self, gain: float) -> float:
-        """Converts a gain in nats per sequence to a change of perplexity."""
-        return 100 * (math.exp(min(-gain / self._tokens, _MAX_NATS)) - 1)
 
     def _hint(self, record: StepRecord) -> None:
         """Prints one hint when held-out accuracy is still at chance."""

@@ -4,17 +4,11 @@
     ∇ KL(P ‖ π) = −E_{x ~ P} ∇ log π(x | c) = −E_{x ~ q} (w/Z) ∇ log π(x | c)  ≈  −Σ_i u_i ∇ log π(x_i | c)
     u_i = w_i/(n·Z),  or with Ẑ(c) = mean w of the same draws  u_i = w_i/Σ_j w_j
 
-This is the distributional policy gradient (Parshakova, Andreoli and Dymetman 2019), with a Z(c) for each context
-(Korbak, Elsahar, Kruszewski and Dymetman 2022a). With the true Z its mean is ∇ KL(P ‖ π), at every n. With Ẑ of the
-same draws its mean is ∇ KL(P_n ‖ π), where P_n is what importance resampling with n candidates writes: that is the bias
-of self-normalised weights, of order 1/n, and π = P_n is its optimum.
-
-The baseline takes out what has mean zero, since E_{x ~ π} ∇ log π = 0 (Korbak et al. 2022b):
+This is the distributional policy gradient (Parshakova, Andreoli and Dymetman 2019). With Ẑ of the same draws its mean
+is ∇ KL(P_n ‖ π), where P_n is what importance resampling with n candidates writes. The baseline takes out what has mean
+zero, since E_{x ~ π} ∇ log π = 0 (Korbak et al. 2022b); all steps then vanish at π = P, at every n from 2 up:
 
     −Σ_i (u_i − a_i) ∇ log π(x_i | c),      a_i = (π/q)(x_i) / Σ_j (π/q)(x_j)
-
-It is the gradient of the cross-entropy of the shares a against u, which is least where a = u for any draws: at π = P
-itself, at every n from 2 up. It is also less noisy: where all weights are equal and π = q, it is zero.
 
 q starts as the base. Whenever held-out draws of q show that the policy is closer to P, the policy takes its place
 (KL-adaptive: Khalifa, Elsahar and Dymetman 2021). Z is not needed for that:
@@ -25,7 +19,7 @@ q starts as the base. Whenever held-out draws of q show that the policy is close
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -45,10 +39,9 @@ from freenergy.lm.huggingface import HuggingFaceLM
 from freenergy.lm.presets import set_dropout
 from freenergy.models.residual import Residual
 from freenergy.training.checkpoint import restore_weights, save_weights
-from freenergy.training.epoch_order import Shuffled
 from freenergy.training.loop import StepRecord, fit_watched
 from freenergy.training.settings import Optimisation
-from freenergy.training.task import Validation
+from freenergy.training.task import Shuffled, Validation
 
 
 @final
@@ -146,7 +139,7 @@ class Proposals:
     def last(self, before: int | None = None) -> Proposal:
         """The last proposal, or the last of a step before this one."""
         steps = [step for step in self._steps() if before is None or step < before]
-        return Proposal(max(steps), read_json(self._record(max(steps)))["kl"]) if steps else self.first
+        return Proposal(max(steps), read_json(self._file(max(steps), "json"))["kl"]) if steps else self.first
 
     def lm(self, proposal: Proposal) -> HuggingFaceLM:
         """The proposal to draw from; it holds until another one is asked for."""
@@ -155,27 +148,24 @@ class Proposals:
         if self._twin is None:
             self._twin = HuggingFaceLM(copied(self.base.model), eos=self.base.eos)
         if self._filled != proposal.step:
-            restore_weights(self._weights(proposal.step), self._twin.model)
+            restore_weights(self._file(proposal.step, "safetensors"), self._twin.model)
             self._filled = proposal.step
         return self._twin
 
     def accept(self, step: int, policy: HuggingFaceLM, kl: float) -> None:
         """The policy of this step is the proposal from the next one on."""
         kept = {self.last(before=step).step, step}  # the one before is needed if the steps since then are done again
-        save_weights(self._weights(step), policy.model)
-        write_json(self._record(step), {"kl": kl})
+        save_weights(self._file(step, "safetensors"), policy.model)
+        write_json(self._file(step, "json"), {"kl": kl})
         for old in set(self._steps()) - kept:
-            self._record(old).unlink()
-            self._weights(old).unlink()
+            self._file(old, "json").unlink()
+            self._file(old, "safetensors").unlink()
 
     def _steps(self) -> list[int]:
         return [int(path.stem) for path in self.folder.glob("*.json")]
 
-    def _record(self, step: int) -> Path:
-        return self.folder / f"{step:07d}.json"
-
-    def _weights(self, step: int) -> Path:
-        return self.folder / f"{step:07d}.safetensors"
+    def _file(self, step: int, kind: Literal["json", "safetensors"]) -> Path:
+        return self.folder / f"{step:07d}.{kind}"
 
 
 @final

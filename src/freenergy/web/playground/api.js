@@ -5,10 +5,7 @@ const KEY = "freenergy-token";
 const GONE = "the server does not answer: see whether `freenergy serve` is still running";
 let asking = null; // one dialogue for all who wait for a token
 
-export async function about() {
-  return (await send("/playground/about")).json();
-}
-
+// An answer; without a body the question is a GET.
 export async function ask(path, body, signal) {
   return (await send(path, body, signal)).json();
 }

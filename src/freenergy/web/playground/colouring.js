@@ -1,7 +1,6 @@
 // A text by what each token adds to its energy: colour, and a line below that grows with it (solid: rises, dotted: falls).
 import { roving } from "./roving.js";
-import { table } from "./table.js";
-import { byId, element, number, signed } from "./words.js";
+import { byId, element, number, signed, table } from "./words.js";
 
 const THICKEST = 5; // pixels
 

@@ -1,5 +1,5 @@
 // The page: what a button asks of the server, and where the answer is shown.
-import { about, ask, askLines } from "./api.js";
+import { ask, askLines } from "./api.js";
 import { axis } from "./axis.js";
 import { colouring } from "./colouring.js";
 import { savePicture } from "./picture.js";
@@ -26,7 +26,7 @@ byId("part").addEventListener("change", () => showPart(byId("part").selectedInde
 byId("twin").addEventListener("toggle", showTwin);
 
 try {
-  const found = await about();
+  const found = await ask("/playground/about");
   document.title = `${found.name} – freenergy playground`;
   byId("name").textContent = found.name;
   bindSettings(found);

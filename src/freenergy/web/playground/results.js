@@ -1,6 +1,5 @@
 // What a request has written: the text, how far to trust it, and four texts side by side.
-import { table } from "./table.js";
-import { byId, element, number, percent } from "./words.js";
+import { byId, element, number, percent, table } from "./words.js";
 
 const COLUMNS = ["number", "energy", "log P_LM", "share", "text"];
 const CLASSES = { thin: "thin", "one candidate decides": "one" };
@@ -84,15 +83,11 @@ export function showTable(candidates, chosen) {
 export function showNext(found) {
   const strata = found.other ? [...found.rows, { ...found.other, text: "(all others)" }] : found.rows;
   const rows = strata.map((row) => [
-    row.text, number(row.base, 4), number(row.joint, 4), found.is_exact ? "exact" : error(row.standard_error),
+    row.text, number(row.base, 4), number(row.joint, 4), found.is_exact ? "exact" : row.standard_error === null ? "unknown" : number(row.standard_error, 4),
     row.joint_rank === null ? "" : String(row.joint_rank), row.ess === null ? "" : number(row.ess, 1),
   ]);
   const columns = ["next token", "base", "model", "± standard error", "rank", "effective"];
   byId("next-table").replaceChildren(table("The next token", columns, rows, { wordsFirst: true }));
   byId("next-note").textContent = found.verdict;
   byId("next-note").hidden = found.verdict === "";
-}
-
-function error(value) {
-  return value === null ? "unknown" : number(value, 4);
 }

@@ -1,4 +1,4 @@
-"""The contract of ``LanguageModel``: each check is one law of the role, and its docstring is the equation."""
+"""The contracts of ``LanguageModel`` and ``Energy``: each check is one law, and its docstring is the equation."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,12 +8,11 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Draws, LanguageModel
+from freenergy.core.roles import Draws, Energy, LanguageModel
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.sample_only import has_log_prob
-from freenergy.testing.comparing import Lists, assert_close, everything
-from freenergy.testing.enumerating import law
+from freenergy.testing.enumerating import Lists, assert_close, everything, law
 
 
 def check_language_model(
@@ -100,13 +99,10 @@ def check_batch_is_single(lm: LanguageModel, contexts: Lists, length: int, toler
 def check_padding_is_inert(lm: LanguageModel, contexts: Lists, length: int, tolerance: float) -> None:
     """Tokens after the end of a string change nothing."""
     x = _some(lm, contexts, length)
-    fill = partial(torch.nn.functional.pad, pad=(0, 3), value=lm.vocab_size - 1)
-    garbage = x.tokens.masked_fill(~x.mask, lm.vocab_size - 1)
-    c = x.contexts
-    wide = Sequences(fill(c.tokens.masked_fill(~c.mask, lm.vocab_size - 1)), c.lengths)
-    padded = Continuations(wide, fill(garbage), x.lengths)
+    padded = _padded(x, lm.vocab_size - 1)
     assert_close(lm.log_prob(padded), lm.log_prob(x), tolerance, "padding is inert in log_prob")
-    assert_close(lm.next_log_probs(wide), lm.next_log_probs(c), tolerance, "padding is inert in next_log_probs")
+    wide, narrow = (lm.next_log_probs(each.contexts) for each in (padded, x))
+    assert_close(wide, narrow, tolerance, "padding is inert in next_log_probs")
 
 
 def check_draws(lm: LanguageModel, contexts: Lists, space: SequenceSpace, tolerance: float) -> None:
@@ -179,3 +175,27 @@ def _log_proposal(lm: LanguageModel, draws: Draws, truncation: Truncation) -> Te
         for i, (b, n, x) in enumerate(live):
             total[b, n] += log_q[i, x[t]].item()
     return total
+
+
+def check_energy(energy: Energy, x: Continuations, *, tolerance: float = 1e-5) -> None:
+    """Check every law of ``Energy``: [B, N], finite, the same each time, batch = single, padding inert."""
+    first = energy(x).detach()
+    assert tuple(first.shape) == x.shape, f"the energy has shape {tuple(first.shape)}, not {x.shape}"
+    assert first.isfinite().all(), f"the energy is not finite at {(~first.isfinite()).nonzero().tolist()[:3]}"
+    assert torch.equal(energy(x).detach(), first), "the energy of the same continuations changed between two calls"
+    for b in range(x.shape[0]):
+        alone = energy(x[b : b + 1]).detach()
+        assert_close(alone[0], first[b], tolerance, f"batch = single at context {b}")
+    turned = energy(x.candidates(torch.arange(x.shape[1]).flip(0))).detach()
+    assert_close(turned.flip(1), first, tolerance, "the order of candidates does not matter")
+    assert_close(energy(_padded(x, 0)).detach(), first, tolerance, "padding is inert")
+
+
+def _padded(x: Continuations, token: int) -> Continuations:
+    """The same strings with ``token`` after their ends, in three more columns too."""
+
+    def padded(tokens: Tensor, mask: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tokens.masked_fill(~mask, token), pad=(0, 3), value=token)
+
+    contexts = Sequences(padded(x.contexts.tokens, x.contexts.mask), x.contexts.lengths)
+    return Continuations(contexts, padded(x.tokens, x.mask), x.lengths)

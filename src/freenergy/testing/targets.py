@@ -1,9 +1,11 @@
-"""The contracts of ``Sampler`` and ``Kernel``, by walking every random branch on a space that can be enumerated.
+"""The contracts of ``Sampler``, ``Kernel`` and ``PartitionEstimator``, by walking every random branch.
 
-check_sampler:   law of one result = P, or within a stated distance of it
-check_kernel:    Σ_x P(x) K(x, y) = P(y),    K(x, y) = the law of one step from x
+check_sampler:      law of one result = P, or within a stated distance of it
+check_kernel:       Σ_x P(x) K(x, y) = P(y),    K(x, y) = the law of one step from x
+check_estimator:    E[Ẑ] = Z,    E[lower] ≤ log Z,    lower ≤ jackknife ≤ upper,    Z = Σ_x exp(log_score(c, x))
 """
 
+import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -13,13 +15,14 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.core.roles import Kernel, Target
-from freenergy.core.sequences import Continuations, Sequences
+from freenergy.core.roles import Kernel, Model, PartitionEstimator, Target
+from freenergy.core.sequences import Sequences
 from freenergy.models.residual import Residual
+from freenergy.partition.estimate import LogPartition
 from freenergy.samplers.sampled import Sampled, Sampler
-from freenergy.testing.comparing import assert_close, everything
-from freenergy.testing.enumerating import law
+from freenergy.testing.enumerating import as_vector, assert_close, branches, everything, law
 
+ROUNDING = 1e-9
 NUM = 6  # results or chains in checks with real random numbers
 
 
@@ -144,14 +147,10 @@ def _check_chains(kernel: Kernel[Any], target: Target[Residual], places: Tensor)
             "a chain that did not accept has moved"
         )
         for n in range(NUM):
-            alone = kernel.init(target, _one(before.x, n))
+            alone = kernel.init(target, before.x.candidates(torch.tensor([n])))
             own = kernel.step(target, alone, rng.shift(candidates=n))[0].x.lists()[0]
             assert own == [strings[n]], f"chain {n} moves otherwise when it is alone: chains must own their randomness"
         before = after
-
-
-def _one(x: Continuations, n: int) -> Continuations:
-    return x.candidates(torch.tensor([n]))
 
 
 def _check_results(found: Sampled, target: Target[Residual]) -> None:
@@ -170,11 +169,67 @@ def _same(found: Sampled, other: Sampled, otherwise: str) -> None:
 
 def _probs(target: Target[Residual]) -> Float[Tensor, " strings"]:
     """P(x | c) of every string, by the sum over all of them."""
-    with torch.no_grad():
-        return target.model.log_score(everything(target.contexts.lists(), target.space))[0].double().cpu().softmax(0)
+    return _log_scores(target)[0].softmax(0)
 
 
 def _vector(found: dict[Any, float], target: Target[Residual]) -> Float[Tensor, " strings"]:
     names = [tuple(string) for string in target.space.enumerate().lists()]
-    assert set(found) - {"refused"} <= set(names), "a result lies outside of the space"
-    return torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float64)
+    return as_vector({name: p for name, p in found.items() if name != "refused"}, names)
+
+
+def check_estimator(
+    estimator: PartitionEstimator[LogPartition],
+    target: Target[Model],
+    *,
+    is_exact: bool = False,
+    is_unbiased: bool = True,
+    tolerance: float = 1e-12,
+) -> None:
+    """Check every law of ``PartitionEstimator`` on a target with one context or more.
+
+    ``is_exact`` asks for log Z itself. ``is_unbiased`` walks every random branch of the first context, so let the
+    estimator make few draws; leave it out for estimators that promise no E[Ẑ] = Z.
+    """
+    assert isinstance(estimator, PartitionEstimator), f"{type(estimator).__name__} does not estimate log Z"
+    log_z = _log_scores(target).logsumexp(1)
+    if is_exact:
+        found = estimator(target, Rng(1))
+        for name in ("lower", "upper", "jackknife"):
+            assert_close(getattr(found, name), log_z, tolerance, f"{name} is log Z")
+    elif is_unbiased:
+        _check_mean(estimator, target[:1], float(log_z[0]), tolerance)
+    _check_contexts(estimator, target)
+    try:
+        estimator(target.after(Sequences.from_lists([])), Rng(1))
+    except UserError:
+        return
+    raise AssertionError("log Z of no contexts is not refused")
+
+
+def _check_mean(
+    estimator: PartitionEstimator[LogPartition], target: Target[Model], log_z: float, tolerance: float
+) -> None:
+    found = [(p, float(Z.lower)) for p, Z in branches(lambda rng: estimator(target, rng))]
+    mean = math.fsum(p * math.exp(lower - log_z) for p, lower in found)
+    assert abs(mean - 1) <= tolerance, f"E[Ẑ] is {mean:.6g} times Z, and must be Z"
+    mean_log = math.fsum(p * lower for p, lower in found if p > 0)
+    assert mean_log <= log_z + ROUNDING, f"E[lower] is {mean_log - log_z:.3g} nats above log Z, and must not be"
+
+
+def _check_contexts(estimator: PartitionEstimator[LogPartition], target: Target[Model]) -> None:
+    """Each context has its own numbers, the same alone as next to others, in the right order."""
+    twice = target.after(Sequences.from_lists(target.contexts.lists() * 2))
+    found, again = estimator(twice, Rng(1)), estimator(twice, Rng(1))
+    assert tuple(found.lower.shape) == (len(twice),), f"{len(twice)} contexts have {tuple(found.lower.shape)} estimates"
+    assert torch.equal(found.lower, again.lower), "the same rng gives another estimate"
+    for smaller, larger in (("lower", "jackknife"), ("jackknife", "upper")):
+        is_below = getattr(found, smaller) <= getattr(found, larger) + ROUNDING
+        assert is_below.all(), f"{smaller} is above {larger}"
+    for b in range(len(twice)):
+        alone = estimator(twice[b : b + 1], Rng(1).shift(contexts=b)).lower
+        assert_close(alone, found.lower[b : b + 1], ROUNDING, "a context alone has the same estimate as among others")
+
+
+def _log_scores(target: Target[Model]) -> Float[Tensor, "B strings"]:
+    with torch.no_grad():
+        return target.model.log_score(everything(target.contexts.lists(), target.space)).double().cpu()

@@ -1,8 +1,14 @@
-"""The results of a human study in sentences and tables, for the page and the command line."""
+"""The results of a human study: sentences and tables for the command line, and a page that opens from disk.
 
+Every number is one of the study's ``summary.json``.
+"""
+
+from pathlib import Path
 from typing import Any
 
-from freenergy.core.format import DASH, is_number, number, percent
+from freenergy.core.files import write_text
+from freenergy.core.format import DASH, interval, is_number, number, percent
+from freenergy.report import page_templates
 from freenergy.report.tables import ReportTable
 
 STUDIES = "studies"  # folder of a run with the summaries of the human studies that it took part in
@@ -55,7 +61,7 @@ def votes(summary: dict[str, Any]) -> ReportTable:
     """Return counted and dropped votes, and the agreement."""
     pairs, given, outcomes = summary["pairs"], summary["votes"], summary["outcomes"]
     checks, agree = summary["attention"], summary["agreement"]
-    alpha = f"{number(agree['alpha'])} ({_plain_interval(agree['interval'])})"
+    alpha = f"{number(agree['alpha'])} ({interval(agree['interval'])})"
     rows = [
         ["pairs", f"{pairs['asked']:,}", f"{pairs['with_votes']} with votes, {pairs['complete']} with all "
          f"{summary['settings']['votes']} requested; {pairs['same']} more have identical texts and were not shown"],
@@ -98,5 +104,38 @@ def _interval(ends: Any) -> str:
     return f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %" if ends else DASH
 
 
-def _plain_interval(ends: Any) -> str:
-    return f"{number(ends[0])} to {number(ends[1])}" if ends else DASH
+def write_study_page(folder: Path, summary: dict[str, Any]) -> Path:
+    """Write STUDY/report.html and return its path."""
+    write_text(folder / "report.html", study_page(summary))
+    return folder / "report.html"
+
+
+def study_page(summary: dict[str, Any]) -> str:
+    """Return the HTML of a study's report."""
+    page = page_templates().get_template("study.html.j2")
+    return page.render(
+        name=summary["study"],
+        a=summary["models"]["a"]["name"],
+        b=summary["models"]["b"]["name"],
+        simulated=simulated(summary),
+        sentence=sentence(summary),
+        bar=_bar(summary["outcomes"]),
+        tables=tables(summary),
+        examples=summary["examples"],
+    )
+
+
+def tables(summary: dict[str, Any]) -> list[ReportTable]:
+    """Return all tables, for the page and the command line."""
+    return [preference(summary), votes(summary), raters(summary)]
+
+
+def _bar(outcomes: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the parts of a bar of 100: offset and width of A, ties and B."""
+    total, x, parts = sum(outcomes.values()), 0.0, []
+    for name, words in (("a", "for A"), ("ties", "ties"), ("b", "for B")):
+        if outcomes[name]:
+            width = 100 * outcomes[name] / total
+            parts.append({"name": name, "words": words, "count": outcomes[name], "x": x, "width": width})
+            x += width
+    return parts
