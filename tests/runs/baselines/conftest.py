@@ -1,4 +1,4 @@
-"""Tiny bases of both sorts, and corrections that say something."""
+"""Tiny bases, and corrections that say something."""
 
 from functools import partial
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from freenergy import NgramLM, Rng
+from freenergy import Rng
 from freenergy.testing.networks import tiny_network
-from freenergy.training.baselines.local import LocalNgram, LocalProbe
+from freenergy.training.baselines.local import LocalProbe
 from freenergy.training.baselines.residual import Ralm, ResidualLM
 
 V = 5
@@ -26,21 +26,19 @@ def stream():
 
 
 @pytest.fixture(scope="session")
-def make_model(network, stream):
+def make_model(network):
     """A ResidualLM of a kind, with weights that are far from 0, or at 0."""
 
     def make(kind, base=None, at_zero=False):
-        base = base or (network() if "on counts" not in kind else counts(stream, 2))
+        base = base or network()
         parts, layers = [], ()
-        if kind == "ralm":
-            parts = [Ralm.from_base(base.model)]
         if kind in ("probe", "both"):
             layers = (1, 2)
             probe = LocalProbe(layers=2, width=base.width, rank=3, vocab_size=base.vocab_size).to(base.model.dtype)
             probe.start(Rng(4))
             parts.append(probe)
-        if kind in ("ngram", "both", "ngram on counts"):
-            parts.append(LocalNgram([counts(stream, k) for k in (1, 2, 3)]))
+        if kind in ("ralm", "both"):
+            parts.append(Ralm.from_base(base.model))
         for i, part in enumerate(parts if not at_zero else []):
             with torch.no_grad():
                 for j, weight in enumerate(part.parameters()):
@@ -50,7 +48,3 @@ def make_model(network, stream):
         return ResidualLM(base, parts, layers=layers)
 
     return make
-
-
-def counts(stream, order):
-    return NgramLM.fit(stream, vocab_size=V, eos=0, order=order)

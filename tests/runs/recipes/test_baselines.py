@@ -5,6 +5,7 @@ import torch
 
 from freenergy import Corpus, HuggingFaceLM, UserError, load_recipe, run
 from freenergy.core.files import file_hash, read_json
+from freenergy.lm.adapted import AdaptedLM
 from freenergy.lm.load import load_lm
 from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe
@@ -71,7 +72,7 @@ def test_every_kind_learns_and_is_opened_again(done):
     base = load_lm(folder / "base", corpus.tokenizer)
     models = open_baselines(this, corpus)
     assert list(models) == NAMES
-    kinds = [HuggingFaceLM, HuggingFaceLM, ResidualLM, ResidualLM, ResidualLM]
+    kinds = [HuggingFaceLM, HuggingFaceLM, ResidualLM, AdaptedLM, AdaptedLM]
     assert [type(model) for model in models.values()] == kinds
     nats = {name: -model.log_prob(x).mean().item() for name, model in models.items()}
     of_base = -base.log_prob(x).mean().item()
@@ -91,8 +92,8 @@ def test_records_say_what_it_has_cost(done):
     assert records["balm"]["parameters"] == pytest.approx(base + 100_000, rel=0.05)
     head = 400 * 256
     assert records["ralm"]["parameters"] == 2 * base + head
-    assert records["local-ngram"]["parameters"] == base + 2 + 3
-    assert records["local-both"]["parameters"] == base + 5 + 4 * (2 * 256 + 400) + 2  # a probe reads two of its layers
+    assert records["local-ngram"]["parameters"] == base + 1 + 2 + 4 + 3
+    assert records["local-both"]["parameters"] == base + 10 + 4 * (2 * 256 + 400) + 2  # a probe reads two of its layers
     for name in ("longer", "balm", "ralm", "local-both"):
         assert records[name]["steps"] == 8
         assert records[name]["tokens"] >= 8 * 4 * 16

@@ -22,12 +22,13 @@ from freenergy.corpus import Corpus
 from freenergy.energies.probe import layers_read
 from freenergy.energies.saving import copied
 from freenergy.lm.activations import NetworkLM
+from freenergy.lm.adapted import AdaptedLM, weight_names
 from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
 from freenergy.lm.huggingface import HuggingFaceLM
+from freenergy.lm.local_counts import LocalCounts
 from freenergy.lm.networks.causal import CausalNetwork
-from freenergy.lm.ngram import NgramLM
 from freenergy.lm.presets import Preset, build, count_parameters, preset, set_dropout
-from freenergy.training.baselines.local import LocalNgram, LocalProbe, fit_ngram_weights
+from freenergy.training.baselines.local import LocalProbe
 from freenergy.training.baselines.residual import Ralm, ResidualLM
 from freenergy.training.baselines.settings import (
     BalmBaseline,
@@ -38,12 +39,14 @@ from freenergy.training.baselines.settings import (
 )
 from freenergy.training.baselines.training import TRAINING, ResidualTask, train_baseline
 from freenergy.training.distributed.ranks import Ranks
+from freenergy.training.local_mix import LocalFit, fit_local_mix
 from freenergy.training.settings import LanguageModelLoss
 from freenergy.training.tasks.autoregressive import AutoregressiveTask
 
 RECORD = "record.json"
 _MODEL, _PROBE, _NGRAM = "model", "probe.safetensors", "ngram"
 _CLOSE = 0.05
+_L2 = 1e-6  # keeps the maximum unique where two terms say the same
 
 
 def make_baseline(
@@ -87,11 +90,12 @@ def open_baseline(settings: BaselineSettings, base: LanguageModel, folder: Path)
         case RalmBaseline():
             ralm = Ralm(load_checkpoint(folder / _MODEL)[0])
             return ResidualLM(base, [ralm.eval().requires_grad_(False)])
-        case LocalBaseline(features=features, order=order):
-            probe = LocalProbe.open(folder / _PROBE) if features != "ngram" else None
-            ngram = LocalNgram.open(folder / _NGRAM, order) if features != "probe" else None
-            corrections = [part.requires_grad_(False) for part in (probe, ngram) if part is not None]
-            return ResidualLM(base, corrections, layers=_layers(settings, base) if probe is not None else ())
+        case LocalBaseline(features=features):
+            below = base
+            if features != "ngram":
+                probe = LocalProbe.open(folder / _PROBE).requires_grad_(False)
+                below = ResidualLM(base, [probe], layers=_layers(settings, base))
+            return below if features == "probe" else AdaptedLM.on(below, folder / _NGRAM)
 
 
 def matched(shape: Preset, *, parameters: int, vocab_size: int, eos: int) -> Preset:
@@ -181,32 +185,41 @@ def _local(
 ) -> dict[str, Any]:
     """The probe learns first, on training text; then the n-gram weights on top of it, on validation text."""
     record: dict[str, Any] = {"cpu_seconds": 0.0, "steps": 0, "tokens": 0}
-    below, weights = ResidualLM(base, []), 0
+    below, weights = base, 0
     if settings.features != "ngram":
         layers = _layers(settings, base)
         width = _with_network(settings, base).width
         probe = LocalProbe(layers=len(layers), width=width, rank=settings.rank, vocab_size=base.vocab_size)
         probe.start(rng.child("weights"))
-        below = ResidualLM(base, [probe], layers=layers)
-        task_of = partial(ResidualTask, below, probe)
+        below = corrected = ResidualLM(base, [probe], layers=layers)
+        task_of = partial(ResidualTask, corrected, probe)
         record |= train_baseline(settings, task_of, base.max_length, corpus, folder, rng, progress)
         if Ranks.found().is_first:
             probe.save(folder / _PROBE)
         weights += _size(probe)
     if settings.features != "probe" and Ranks.found().is_first:
         started = time.process_time()
-        about: dict[str, Any] = {"vocab_size": base.vocab_size, "eos": base.eos, "progress": progress}
-        count = partial(NgramLM.fit, corpus.stream("train"), tokenizer=corpus.tokenizer.fingerprint, **about)
-        ngram = LocalNgram([count(order=k) for k in range(1, settings.order + 1)])
-        windows = corpus.windows("validation")
-        rows = rng.child("windows").permutation(len(windows))[: settings.windows]
-        fit = fit_ngram_weights(ngram, below.read, windows.continuations(rows).to(below.device), progress)
-        ngram.save(folder / _NGRAM)
-        weights += _size(ngram)
+        mix, fit = _mix(settings, below, corpus, rng, progress)
+        mix.save_mix(folder / _NGRAM)
+        weights += len(mix.weights)
         record["cpu_seconds"] += time.process_time() - started
-        record |= {"ngrams": sum(len(level) for lm in ngram.models for level in lm.counts.levels), "fit": fit}
-        record["tokens"] += len(corpus.stream("train")) + fit["places"]
+        record |= {"ngrams": sum(map(len, mix.counts.ngrams.counts.levels)), "fit": fit.summary()}
+        record["tokens"] += len(corpus.stream("train")) + fit.places
     return record | {"parameters": _base_size(base) + weights}
+
+
+def _mix(
+    settings: LocalBaseline, below: LanguageModel, corpus: Corpus, rng: Rng, progress: Progress
+) -> tuple[AdaptedLM, LocalFit]:
+    """Count all of the training text, then weigh the counts on validation windows."""
+    about: dict[str, Any] = {"vocab_size": below.vocab_size, "eos": below.eos, "order": settings.order}
+    tokenizer = corpus.tokenizer.fingerprint
+    counts = LocalCounts.of(corpus.stream("train"), tokenizer=tokenizer, progress=progress, **about)
+    names = weight_names(order=settings.order, cache=True, copy=True, entropy=False)
+    windows = corpus.windows("validation")
+    rows = rng.child("windows").permutation(len(windows))[: settings.windows]
+    fit = fit_local_mix(below, counts, names, windows.continuations(rows), l2=_L2, progress=progress)
+    return AdaptedLM(below, fit.weights, counts), fit
 
 
 def _layers(settings: LocalBaseline, base: LanguageModel) -> tuple[int, ...]:

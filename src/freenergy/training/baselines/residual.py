@@ -80,21 +80,6 @@ def network_reader(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> Call
     return read
 
 
-def plain_reader(lm: LanguageModel) -> Callable[[Sequences], Reading]:
-    """Any language model, asked for one prediction after another; it shows no states."""
-
-    def read(rows: Sequences) -> Reading:
-        nothing = torch.zeros(*rows.tokens.shape, 0, 0, device=rows.tokens.device)
-        return Reading(lambda at: lm.next_log_probs(before(rows, at)), lambda at: nothing[at.row, at.place])
-
-    return read
-
-
-def before(rows: Sequences, at: Places) -> Sequences:
-    """What has been read at each place: the tokens up to and with it."""
-    return Sequences(rows.tokens[at.row], at.place + 1)
-
-
 def targets(x: Continuations) -> tuple[Sequences, Places, Int[Tensor, " m"], Int[Tensor, " m"]]:
     """The whole strings of continuations; the places that predict them; their tokens; and the number of each token.
 
@@ -120,8 +105,8 @@ class ResidualLM:
     def __init__(self, base: LanguageModel, corrections: Sequence[nn.Module], *, layers: tuple[int, ...] = ()) -> None:
         self.base, self.corrections = base, list(corrections)
         self.vocab_size, self.eos, self.max_length = base.vocab_size, base.eos, base.max_length
-        self.device = base.model.device if isinstance(base, NetworkLM) else torch.device("cpu")
-        self._reader = network_reader(base.model, layers) if isinstance(base, NetworkLM) else plain_reader(base)
+        assert isinstance(base, NetworkLM), "corrections read the base's network"
+        self.device, self._reader = base.model.device, network_reader(base.model, layers)
         self.places_at_once = max(1, _NUMBERS // self.vocab_size)
 
     def read(self, rows: Sequences) -> Callable[[Places], Float[Tensor, "m V"]]:

@@ -90,8 +90,8 @@ class RalmBaseline(NetworkBaseline):
 class LocalBaseline(TrainedBaseline):
     """The features of a linear energy, used place by place.
 
-    "ngram": n-gram models of the training text and repetition, fitted to validation windows. "probe": the base's hidden
-    states and the entropy of its predictions, trained on training text. "both": the second, then the first on top.
+    "ngram": a mix of n-grams of the training text, cache and copies, fitted to validation windows. "probe": the base's
+    hidden states and the entropy of its predictions, trained on training text. "both": the second, the first on it.
     """
 
     kind: Literal["local"] = "local"
