@@ -1,7 +1,7 @@
 """All slow shards of an evaluation, so that workers can make them in any order before ``measure`` reads them.
 
     ("windows", who, is_certified, file, rows)   ("rung", name, file, rows)   ("scores", chunk)   ("position", window)
-    ("written", window)
+    ("written", window)   ("sequential", window)
 
 Each is made by the very function that ``measure`` would call for it.
 """
@@ -15,7 +15,8 @@ import numpy as np
 from freenergy.core.rng import Rng
 from freenergy.evaluation.positions import position_path, write_position
 from freenergy.evaluation.scores import log_prob_shards, log_probs_folder, scores_path, write_log_probs, write_scores
-from freenergy.evaluation.summary import Subject, score_cache, writers, written_rows
+from freenergy.evaluation.sequential import ConditionalRuns
+from freenergy.evaluation.summary import Subject, conditional_runs, score_cache, writers, written_rows
 from freenergy.evaluation.written import write_texts, written_path
 from freenergy.lm.sample_only import has_log_prob
 
@@ -29,11 +30,14 @@ class EvaluationShards:
     def __init__(self, subject: Subject, folder: Path, rng: Rng) -> None:
         self.subject, self.folder, self.rng = subject, folder, rng
         self.cache = None if subject.joint is None else score_cache(subject, subject.joint)
+        self.runs: ConditionalRuns | None = None
+        if subject.joint is not None and subject.joint.sequential is not None:
+            self.runs = conditional_runs(subject, subject.joint, subject.joint.sequential, folder, rng)
 
     def missing(self) -> list[Item]:
         """The shards that are not there; those of the candidates, which take longest, come first."""
         subject, rows = self.subject, self.subject.rows
-        items = [*self._scores(), *self._written(), *self._positions()]
+        items = [*self._scores(), *self._sequential(), *self._written(), *self._positions()]
         if has_log_prob(subject.lm):
             items += self._log_probs(None, rows)
         for name in subject.baselines:
@@ -64,6 +68,9 @@ class EvaluationShards:
                 assert subject.joint is not None
                 who = writers(subject, subject.joint)
                 write_texts(who, subject.corpus, subject.windows, row, self.folder, self.rng)
+            case ("sequential", b):
+                assert self.runs is not None
+                self.runs.make(b)
             case ("position", b):
                 assert subject.joint is not None
                 x = subject.windows.continuations(subject.joint.store.rows[b : b + 1].numpy())
@@ -81,6 +88,11 @@ class EvaluationShards:
         for b in range(0 if joint is None else min(joint.position_windows, len(joint.store))):
             if not position_path(self.folder, b).is_file():
                 yield "position", b
+
+    def _sequential(self) -> Iterator[Item]:
+        for b in range(0 if self.runs is None else len(self.runs.rows)):
+            if self.runs is not None and not self.runs.path(b).is_file():
+                yield "sequential", b
 
     def _written(self) -> Iterator[Item]:
         joint = self.subject.joint

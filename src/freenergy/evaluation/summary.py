@@ -33,6 +33,7 @@ from freenergy.evaluation.perplexity import Counts, PerplexityReport
 from freenergy.evaluation.positions import by_position
 from freenergy.evaluation.ranking import ranking_of
 from freenergy.evaluation.scores import WINDOWS, log_probs_folder, scored_chunks, window_log_probs
+from freenergy.evaluation.sequential import ConditionalRuns, sequential_report
 from freenergy.evaluation.text_statistics import (
     CountedText,
     nearer_to_human,
@@ -44,6 +45,7 @@ from freenergy.evaluation.written import Writers, write_texts, written_report
 from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual
 from freenergy.noise.store import NegativeStore
+from freenergy.samplers.sequential import Sequential
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
 
@@ -63,6 +65,7 @@ class ResidualSubject:
     position_windows: int = 0
     position_draws: int = 32
     texts: int = 0  # prefixes after which whole texts are written
+    sequential: Sequential | None = None  # the particles that are certified too
 
     @property
     def whole(self) -> Integer[np.ndarray, " W"]:
@@ -180,6 +183,10 @@ def _joint(
         "samples": folding.samples,
         "examples": folding.examples,
     } | _written(subject, joint, folder, rng, progress)
+    if joint.sequential is not None:
+        others = {"base": numbers.log_base.numpy(), "resampling": numbers.log_p["certified"].numpy()}
+        runs = conditional_runs(subject, joint, joint.sequential, folder, rng)
+        found["sequential"] = sequential_report(runs, others, counts, chunks, progress)
     if not has_log_prob(subject.lm):
         curve = nats_curve(folding["curve"], numbers.draws, len(counts) / report.windows)
         found |= {"ceiling_nats": ceiling, "draws_curve": curve}
@@ -188,6 +195,16 @@ def _joint(
         log_p = {name: chunks.summed(values) for name, values in log_p.items()}
         counts = subject.counts(subject.windows, joint.whole)
     return found, Compared(log_p[ENERGY], log_p[ENERGY], counts), log_p
+
+
+def conditional_runs(
+    subject: Subject, joint: ResidualSubject, sampler: Sequential, folder: Path, rng: Rng
+) -> ConditionalRuns:
+    """The runs that certify sequential Monte Carlo, on the windows that resampling is certified on."""
+    return ConditionalRuns(
+        model=subject.residual, windows=joint.windows, rows=joint.store.rows.numpy(), space=subject.corpus.space,
+        sampler=sampler, folder=folder, rng=rng.child("sequential"),
+    )  # fmt: skip
 
 
 def writers(subject: Subject, joint: ResidualSubject) -> Writers:

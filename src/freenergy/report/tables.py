@@ -59,8 +59,8 @@ def _nats(joint: dict[str, Any], split: str) -> str:
 
 def verdicts(evaluation: dict[str, Any]) -> list[str]:
     """Return what a reader must know before believing the numbers."""
-    found = (evaluation.get("joint") or {}).get("verdict")
-    return [*([_sentence(found)] if found else []), *against_baselines(evaluation, are_beaten=False)]
+    found = [(evaluation.get(name) or {}).get("verdict") for name in ("joint", "sequential")]
+    return [*(_sentence(words) for words in found if words), *against_baselines(evaluation, are_beaten=False)]
 
 
 def against_baselines(evaluation: dict[str, Any], *, are_beaten: bool) -> list[str]:
@@ -89,6 +89,7 @@ def headline(evaluation: dict[str, Any]) -> ReportTable:
             cells = [number(joint.get("base_perplexity")), interval(joint.get("base_interval")), *[DASH] * 5]
             rows.append([f"base, on the residual model's {joint['windows']:,} windows", *cells])
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
+        rows += [_sequential(evaluation["sequential"])] if evaluation.get("sequential") else []
     rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
     return ReportTable(
         caption=f"Perplexity on {evaluation['windows']:,} windows of {evaluation['documents']:,} documents, "
@@ -137,6 +138,12 @@ def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]
     found += [gain(joint["gain"]["percent"]), gain_interval(joint["gain"]["interval"])]
     paid = f"+ {minutes(sum(spent))}" if all(map(is_number, spent)) else DASH
     return [_BOUNDS[bound], *found, paid]
+
+
+def _sequential(found: dict[str, Any]) -> list[str]:
+    cells = [number(found["perplexity"]), interval(found["interval"]), DASH, DASH]
+    gained = [gain(found["gain"]["percent"]), gain_interval(found["gain"]["interval"]), DASH]
+    return [f"residual, certified for {found['sampler']}", *cells, *gained]
 
 
 def _baseline(name: str, found: dict[str, Any]) -> list[str]:

@@ -215,11 +215,23 @@ class _Plan:
         total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
         for part in self.parts:
             total += self._features(part, W, n) + self._scored(part, W, n)
-        return total + self._positions()
+        return total + self._positions() + self._sequential()
 
     def perplexity(self) -> Cost:
         """Cost log P of held-out windows by the base."""
         return scoring(self.shape, self.whole, self.recipe.evaluation.windows)
+
+    def _sequential(self) -> Cost:
+        """Cost the conditional runs: N particles of each window, which the energies read at every look."""
+        sampler, W = self.recipe.evaluation.sequential, self.recipe.evaluation.certified_windows * self.per_window
+        if sampler is None:
+            return Cost()
+        N, every = sampler.particles, range(sampler.check_every, self.windows.continuation, sampler.check_every)
+        total = drawing(self.shape, self.windows, W, N)
+        for _ in (*every, self.windows.continuation):  # at most: those before the last are of unfinished texts
+            for part in self.parts:
+                total += self._scored(part, W, N)
+        return total
 
     def _positions(self) -> Cost:
         """Cost completions from every place of a few windows, and their energies."""

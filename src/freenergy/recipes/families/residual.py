@@ -21,6 +21,7 @@ from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, Pretrai
 from freenergy.energies.registry import AnyEnergy
 from freenergy.evaluation.black_box import has_perplexity
 from freenergy.evaluation.perplexity import Measurement
+from freenergy.evaluation.residual_perplexity import check_proposal
 from freenergy.lm.settings import NgramBase, RemoteBase
 from freenergy.lm.sources.settings import SamplesBase
 from freenergy.noise.settings import NegativeSettings
@@ -28,6 +29,7 @@ from freenergy.recipes.families import CommonRecipe
 from freenergy.recipes.families.black_box import check_black_box
 from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
+from freenergy.samplers.sequential import Sequential
 from freenergy.training.baselines.settings import BaselineSettings, check_baselines
 from freenergy.training.settings import EnergyTraining, PretrainedBase, TrainedBase, adaptation, tuning
 
@@ -48,6 +50,7 @@ class EvaluationSettings:
     certified_windows: int = 100  # on which the residual model is measured
     position_windows: int = 0  # on which it is measured place by place: slow, since every place needs completions
     position_draws: int = 32  # completions at each place
+    sequential: Sequential | None = None  # particles that are certified too, on the same windows
 
     def __post_init__(self) -> None:
         check_range(self, "windows", "certified_windows", at_least=1)
@@ -55,6 +58,8 @@ class EvaluationSettings:
         why = ", since the upper estimate of log Z is undefined with fewer than two draws next to the true text"
         check_range(self, "candidates", at_least=3, hint=why)
         check_range(self, "position_draws", at_least=2)
+        if self.sequential is not None:
+            check_proposal(self.sequential.truncation)
 
 
 @final
@@ -84,6 +89,11 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
         self._check_chunk()
         if isinstance(self.base, SamplesBase):
             positions = self.evaluation.position_windows
+            if self.evaluation.sequential is not None:
+                raise UserError(
+                    "particles are drawn token by token, which a base that only samples cannot do: leave "
+                    "[evaluation.sequential] out"
+                )
             check_black_box(self.corpus, self.negatives, self.energy, len(self.baselines), positions)
 
     def _check_chunk(self) -> None:

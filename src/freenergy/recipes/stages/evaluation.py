@@ -116,6 +116,7 @@ def _residual_subject(opened: Opened, windows: Windows, store: NegativeStore) ->
         position_windows=run.recipe.evaluation.position_windows,
         position_draws=run.recipe.evaluation.position_draws,
         texts=run.recipe.evaluation.texts,
+        sequential=run.recipe.evaluation.sequential,
     )
 
 
