@@ -20,8 +20,8 @@ from freenergy.lm.tabular import TabularLM
 from freenergy.models.residual import Residual
 from freenergy.noise.from_lm import FromLM
 from freenergy.samplers.resampling import Resampling
-from freenergy.testing.enumerating import branches, law
 from freenergy.testing import World
+from freenergy.testing.enumerating import branches, law
 
 EXACT = 1e-12
 
