@@ -5,18 +5,23 @@ field: A | None, tuple[A | B, ...], Annotated[A | B, …]      →      the sect
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, NamedTuple, final, get_args, get_origin, get_type_hints
 
 from freenergy.core.errors import UserError
+from freenergy.training.settings import KEEP_DEFAULT
 
 
 class SectionField(NamedTuple):
-    """A field of a section, the section classes that its value may have, and the kind that it has by default."""
+    """A field of a section, the section classes that its value may have, and the kind that it has by default.
+
+    ``start`` are the keys that a table need not repeat, of a field with ``metadata=KEEP_DEFAULT``.
+    """
 
     name: str
     choices: tuple[type, ...]
     default_kind: str | None
+    start: Mapping[str, Any]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -28,9 +33,10 @@ def section_fields(section: type) -> tuple[SectionField, ...]:
     """Returns the fields of a section."""
     hints, found = get_type_hints(section, include_extras=True), []
     for each in fields(section):
-        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        default: Any = each.default_factory() if each.default_factory is not MISSING else each.default
         choices = tuple(dict.fromkeys(_classes(hints[each.name])))
-        found.append(SectionField(each.name, choices, getattr(default, "kind", None)))
+        start = asdict(default) if KEEP_DEFAULT.items() <= each.metadata.items() else {}
+        found.append(SectionField(each.name, choices, getattr(default, "kind", None), start))
     return tuple(found)
 
 
@@ -61,12 +67,15 @@ def all_sections(root: type) -> dict[type, tuple[SectionField, ...]]:
 
 
 def with_kinds(table: Mapping[str, Any], section: type, path: str = "") -> dict[str, Any]:
-    """Fill in the default kind where a table does not say of which kind it is; refuse where there is no default."""
+    """Fill in the default kind where a table does not say of which kind it is; refuse where there is no default.
+
+    A table that gives some keys of a field that keeps its default gets the others from there.
+    """
     table = dict(table)
     for each in section_fields(section):
         value, place = table.get(each.name), f"{path}{each.name}"
         if isinstance(value, dict):
-            table[each.name] = _with_kind(value, each, place)
+            table[each.name] = _with_kind({**each.start, **value}, each, place)
         elif isinstance(value, list | tuple):
             table[each.name] = [
                 _with_kind(item, each, f"{place}.{i}") if isinstance(item, dict) else item

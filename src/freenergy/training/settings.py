@@ -14,6 +14,9 @@ from freenergy.core.errors import UserError
 from freenergy.lm.settings import LocalSettings, NgramBase
 from freenergy.objectives import EARM, BinaryNCE, RankingNCE
 
+# of a field that is a section: a recipe that sets some of its keys keeps the others of the field's own default
+KEEP_DEFAULT = {"keep_default": True}
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,8 @@ class TuneSettings:
     optimisation: Optimisation = field(
         default_factory=lambda: Optimisation(
             steps=200, batch_size=4, learning_rate=1e-4, warmup=10, weight_decay=0.01, validate_every=20, patience=3
-        )
+        ),
+        metadata=KEEP_DEFAULT,
     )
 
     def __post_init__(self) -> None:

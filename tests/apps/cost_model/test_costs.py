@@ -77,6 +77,8 @@ def test_every_stage_of_a_recipe_has_its_cost():
     assert more["candidates"].flops / found["candidates"].flops == pytest.approx(10, rel=0.01)
     counted = cost_of(load_recipe("penn-treebank-5gram"), Known(vocab_size=10_000))
     assert counted["base"] == Cost()
+    tuned = [cost_of(load_recipe("demo", [f"base.tune={{optimisation={{steps={n}}}}}"]))["tuned"] for n in (200, 400)]
+    assert tuned[1].tokens - tuned[0].tokens == pytest.approx(200 * 4 * 128 + 10 * 10_000)  # and ten validations
 
 
 def test_what_a_recipe_does_not_say_is_asked_for():

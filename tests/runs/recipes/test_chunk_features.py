@@ -1,5 +1,7 @@
 """A run with statistics, repetition and a second language model: one convex fit, and its learning curve."""
 
+import math
+
 import pytest
 
 from freenergy import UserError, load, load_recipe, run
@@ -57,3 +59,23 @@ def test_a_curve_needs_linear_parts(done, tmp_path):
     recipe = load_recipe(str(path), [*CHANGES, 'energy={kind="log-ratio"}'])
     with pytest.raises(UserError, match="a learning curve is that of linear energies"):
         list(run(recipe, tmp_path / "run"))
+
+
+def test_all_rungs_in_chunks_of_two_tokens(done, tmp_path):
+    """base → tuned → local → energy, drawn, fitted and certified two tokens at a time: no feature needs more."""
+    folder, path, _ = done
+    changes = [
+        *CHANGES,
+        "chunk=2",
+        "evaluation.position_windows=0",
+        "base.tune={block=16, validation_tokens=500, optimisation={steps=4, batch_size=4, validate_every=4}}",
+        "base.local={order=2, documents=0.6, num_windows=10}",
+    ]
+    stages = run(load_recipe(str(path), changes), tmp_path / "run", reuse=[folder])
+    results = {each.name: each.summary for each in stages}
+    assert list(results) == [
+        "corpus", "base", "tuned", "local", "negatives", "energy", "candidates", "evaluation",
+    ]  # fmt: skip
+    assert [rung["name"] for rung in results["evaluation"]["ladder"]][:3] == ["base", "tuned", "local"]
+    assert all(row["gain"] <= math.log(8) for row in results["energy"]["learning_curve"]["rows"])
+    assert results["evaluation"]["joint"]["perplexity"]["certified"] > 1

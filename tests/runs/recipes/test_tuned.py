@@ -1,6 +1,7 @@
 """A tuned base: full and low-rank, stopped early, killed and resumed, and an energy on top of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from freenergy.recipes.stages.language_models import load_base, lower_rungs
 from freenergy.recipes.stages.negatives import chosen_windows
 from freenergy.testing.runs import tiny_run
 from freenergy.training.lora import LoraNetwork
-from freenergy.training.settings import TuneSettings
+from freenergy.training.settings import Optimisation, TuneSettings
 
 SIZES = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 0}
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
@@ -154,7 +155,7 @@ def test_early_stopping_keeps_the_base_where_no_step_is_better(done, tmp_path):
     """A learning rate that only destroys: the weights are those of step 0."""
     method, folder, path, _ = done
     rate = {"full": 3.0, "lora": 30.0}[method]
-    changes = [*CHANGES, f"base.tune.optimisation.learning_rate={rate}", "base.tune.optimisation.steps=4"]
+    changes = [*CHANGES, f"base.tune.optimisation.learning_rate={rate}", "base.tune.optimisation.steps=1"]
     results = list(run(load_recipe(str(path), changes), tmp_path / "run", stage="tuned", reuse=[folder]))
     summary = results[-1].summary
     assert summary["best_step"] == 0
@@ -220,3 +221,13 @@ def test_a_family_without_the_stage_says_so():
     table = {"name": "x", "family": "language-model", "corpus": {"source": "wikitext-2"}, "base": {"tune": {}}}
     with pytest.raises(UserError, match=r"no stage that tunes: leave base.tune out"):
         make_recipe(table)
+
+
+def test_keys_that_a_recipe_does_not_set_are_those_of_tuning():
+    """Half a table of optimisation does not fall back to the rates of training from scratch."""
+    table = {"name": "x", "corpus": {"source": "wikitext-2"}, "base": {"tune": {"optimisation": {"steps": 7}}}}
+    found, own = make_recipe(table).base, TuneSettings().optimisation
+    assert found.tune.optimisation == replace(own, steps=7)
+    assert own.learning_rate == 1e-4
+    assert make_recipe(make_recipe(table).to_json()).base == found
+    assert found.optimisation == Optimisation()
