@@ -28,7 +28,8 @@ class Given(FeatureEnergy):
 def pieces(seed, windows, negatives):
     rng = Rng(seed)
     data = rng.child("data").normal(windows, 1, F) + 0.25
-    return Pieces.of(data, rng.child("noise").normal(windows, negatives, F))
+    both = torch.cat([data, rng.child("noise").normal(windows, negatives, F)], dim=1)
+    return Pieces((windows, 1 + negatives, F), lambda: iter(both.split(7)))
 
 
 @pytest.mark.parametrize("cuts", [1, 2])
