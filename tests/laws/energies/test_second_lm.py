@@ -14,6 +14,7 @@ from freenergy.objectives import RankingNCE
 from freenergy.testing import World
 from freenergy.testing.networks import tiny_network
 from freenergy.training.convex import fit_convex
+from freenergy.training.feature_cache import Pieces
 
 
 def bytes_tokenizer(first, *merges):
@@ -65,7 +66,8 @@ def test_the_fit_finds_the_second_model_when_it_wrote_the_text():
     every = energy.features(world.x)[0]
     data = every[Rng(5).categorical(law.expand(5_000, -1))].unsqueeze(1)
     draws = every[Rng(6).categorical(base.expand(10_000, -1))].view(5_000, 2, 1)
-    fit_convex([energy], [(data, draws)], RankingNCE(), l2=0.0)
+    joined = torch.cat([data, draws], dim=1)
+    fit_convex([energy], [Pieces(joined.shape, lambda: iter([joined]))], RankingNCE(), l2=0.0)
     alpha = (energy.weight / energy.scale).item()
     assert alpha == pytest.approx(1.0, abs=0.15)
 
