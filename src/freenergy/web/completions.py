@@ -15,6 +15,7 @@ from typing import Any, final
 
 from freenergy.core.errors import UserError
 from freenergy.core.sequences import Continuations
+from freenergy.lm.sample_only import has_log_prob
 from freenergy.lm.token_log_probs import token_log_probs
 from freenergy.samplers.resampling import Resampling
 from freenergy.text.texts import Text, Texts
@@ -221,6 +222,8 @@ class Completion:
         numbers = {key: value for key, value in text.to_json().items() if key not in ("text", "tokens", "has_ended")}
         if self.requests and not self.requests[0].model.has_energy:
             numbers |= {"energy": None, "log_score": None}
+        if not has_log_prob(self.server.model.base):
+            numbers |= {"log_base": None}
         extra = {} if text is _EMPTY else {"freenergy": numbers | {"tokens": kept}}
         return {"finish_reason": "stop" if is_ended else "length", "stop_reason": growing.stopped_by, **extra}
 
