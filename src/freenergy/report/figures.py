@@ -135,10 +135,10 @@ def _positions(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> D
 
 def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawing:
     rows = evaluation.get("draws_curve") or []
-    if not has_perplexity(evaluation):
-        return drawing(missing="A base that only samples has no perplexity; the certified nats are in the table above.")
     if len(rows) < 2:
         return drawing(missing="Not measured: set evaluation.candidates to 5 or more, and run it again.")
+    if not has_perplexity(evaluation):
+        return _nats(rows)
     figure, (ax,) = canvas(1, 3.9)
     lines = {
         "base": dict(label="base", color=COLOURS["base"], linestyle=DASHES["base"]),
@@ -167,6 +167,27 @@ def _draws(evaluation: dict[str, Any], drawing: Callable[..., Drawing]) -> Drawi
         caption="Perplexity of the residual model against the number of draws that log Z is estimated from. The "
         "certified line is in expectation above the perplexity of what resampling with that many candidates writes; "
         "where the two estimates meet, more draws change nothing. Subsets of the same stored draws, averaged.",
+    )
+
+
+def _nats(rows: list[dict[str, Any]]) -> Drawing:
+    """Draw what is certified over a base that only samples."""
+    figure, (ax,) = canvas(1, 3.6)
+    n = [row["draws"] + 1 for row in rows]
+    ax.plot(n, np.log(n), color=_INK, linestyle=":", label="log n, the most per text or chunk")
+    ax.plot(n, [row["certified"] for row in rows], color=COLOURS["joint"], marker=MARKERS["joint"], label="certified")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(n, [f"{m:,}" for m in n], rotation=45 if len(n) > 9 else 0)
+    ax.minorticks_off()
+    ax.set(xlabel="n, candidates for each prefix", ylabel="nats per text")
+    ax.legend()
+    return rendered(
+        "draws",
+        "Certified nats against candidates",
+        figure=figure,
+        alt=f"With {n[-1]} candidates {number(rows[-1]['certified'])} nats per text are certified.",
+        caption="What resampling with n candidates is certain to gain over a base that only samples, in nats per text "
+        "(perplexity is not claimed). Subsets of the same stored draws, averaged.",
     )
 
 

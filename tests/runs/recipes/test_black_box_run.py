@@ -172,6 +172,24 @@ def test_a_function_is_a_base_and_a_change_of_its_file_a_change_of_the_run(table
     assert not list(run(recipe, tmp_path / "run", stage="base"))[-1].was_cached
 
 
+def test_a_box_is_certified_chunk_by_chunk_beyond_log_n(table, tmp_path, monkeypatch):
+    """Chunks are texts of the box after the true past, cut; the ceiling is log n for each of them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "'red old tree by the'.split()[seed % 5 :]"
+    (tmp_path / "my_chunks.py").write_text(f"def write(prefix, seed):\n    return ' '.join({words})\n")
+    changes = {
+        "base": {"source": {"kind": "function", "function": "my_chunks:write"}},
+        "corpus": {"prefix": 1, "stride": 20},
+        "energy": {"kind": "product", "parts": [{"kind": "ngram", "order": 2, "lexicon": 4}, {"kind": "repetition"}]},
+    }
+    recipe = make_recipe({**table(**changes), "energy": changes["energy"], "chunk": 4})
+    *_, evaluation = run(recipe, tmp_path / "run")
+    joint = evaluation.summary["joint"]
+    assert joint["sampler"] == "resampling chunk by chunk, m = 4, n = 16"
+    assert joint["gain"]["ceiling_nats"] == pytest.approx(2 * math.log(16))
+    assert evaluation.summary["draws_curve"][-1]["certified"] == pytest.approx(joint["gain"]["nats_per_sequence"])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
