@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,21 @@ def test_resampling_finds_right_sums():
     for row in (one, four, sixteen):
         assert row["right"] <= row["ceiling"]
         assert row["error"] == pytest.approx(math.sqrt(row["right"] * (1 - row["right"]) / result["problems"]))
+
+
+def test_the_rule_based_generator_answers_line_by_line():
+    """The same seed gives the same sentence, and other seeds give others: what a black box has to keep to."""
+    lines = "".join(json.dumps({"prefix": "", "seed": seed, "length": 40}) + "\n" for seed in [*range(30), 0])
+    command = [sys.executable, str(EXAMPLES / "rules.py")]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=60)
+    texts = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert texts[0] == texts[-1]
+    assert len(texts) == 31
+    assert len(set(texts)) > 20
+    assert not any(word.isupper() and word != "N" for text in texts for word in text.split())  # no symbol is left
+
+
+def test_the_pool_has_sentences_as_the_treebank_spells_them():
+    make_pool = runpy.run_path(str(EXAMPLES / "make_pool.py"))
+    text = " = Heading = \n\n The ship , of 1 @,@ 200 tons , sailed on 3 May 1900 to New York . Short one . \n"
+    assert make_pool["sentences"](text) == ["the ship of N tons sailed on N may N to new york"]
