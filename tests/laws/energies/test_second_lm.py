@@ -147,21 +147,3 @@ def test_what_is_refused(folder, tmp_path, world):
     tiny_network(vocab_size=tokenizer.vocab_size, spread=0.3).save_pretrained(place)
     with pytest.raises(UserError, match="is not the second language model that the energy"):
         load_energy(tmp_path / "energy", base=base, tokenizer=tokenizer)
-
-
-class Box:
-    """A base that only samples."""
-
-    vocab_size, eos, max_length, draws_here, is_sample_only = 3, 0, None, False, True
-
-    def log_prob(self, x):
-        raise UserError("no probabilities: ask for none")
-
-    next_log_probs = sample = log_prob
-
-
-def test_over_a_base_that_only_samples_it_is_the_second_model_alone(world):
-    """φ = log Q(x | c), since log P_LM is 0 by agreement."""
-    Q = TabularLM.random(Rng(9), vocab_size=3, order=1)
-    found = tabular(Q, Box()).features(world.x)[..., 0]
-    torch.testing.assert_close(found, Q.log_prob(world.x), atol=0, rtol=0)

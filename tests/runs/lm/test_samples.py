@@ -15,6 +15,7 @@ from freenergy import (
     ResidualModel,
     Rng,
     SamplesLM,
+    SecondLM,
     Sequences,
     SequenceSpace,
     TabularLM,
@@ -23,6 +24,7 @@ from freenergy import (
 )
 from freenergy.core.scored import Scored
 from freenergy.core.truncation import Truncation
+from freenergy.energies.second_lm import Second, SecondLMEnergy
 from freenergy.evaluation.certified import WindowNumbers
 from freenergy.lm.load import load_lm, save_lm
 from freenergy.lm.sample_only import has_log_prob, part_of, relative_log_prob
@@ -378,3 +380,12 @@ def test_the_key_travels_in_a_header_and_the_prompt_is_filled_in(tokenizer, tmp_
     assert [message["content"] for message in body["messages"]] == ["b", "a c"]
     assert body["temperature"] == 0.5
     assert "secret" not in json.dumps(box.write(tmp_path))
+
+
+def test_a_second_language_model_is_the_energy_by_itself(tokenizer):
+    """φ = log Q(x | c), since log P_LM is 0 by agreement."""
+    box = SamplesLM(source=FromFunction(letters, "letters"), tokenizer=tokenizer)
+    Q = TabularLM.random(Rng(9), vocab_size=V, order=1)
+    x = Continuations.from_lists([[1], [2]], [[[2, 3, EOS], [4, 4]], [[EOS], [5, 1, 1]]])
+    found = SecondLM(SecondLMEnergy(path="q"), box, Second(Q, None, "q")).features(x)[..., 0]
+    torch.testing.assert_close(found, Q.log_prob(x), atol=0, rtol=0)
