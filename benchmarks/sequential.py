@@ -24,7 +24,7 @@ from scipy.stats import t as student
 
 from freenergy import Rng, Sequences, Target, load
 from freenergy.corpus import Corpus
-from freenergy.samplers.particles import Exchange, run_island
+from freenergy.samplers.particles import run_island
 
 ROWS = 128  # particles in the machine at once
 
@@ -48,8 +48,8 @@ def sequential(joint, space, context, num, repeats, rng, every, share):
         count = min(batch_size, repeats - first)
         copies = Sequences(context.tokens.expand(count, -1), context.lengths.expand(count))
         stream = rng.shift(contexts=first)
-        how = Exchange(check_every=every, share=share)
-        island = run_island(Target(joint.residual, copies, space), num, stream, how, batch_size=ROWS)
+        target = Target(joint.residual, copies, space)
+        island = run_island(target, num, stream, check_every=every, share=share, batch_size=ROWS)
         assert island.base_tokens <= count * num * space.length
         found.append(island.log_partition)
     return torch.cat(found)

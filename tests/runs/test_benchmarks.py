@@ -1,5 +1,7 @@
 """The benchmarks' own sums: what is compared with what, which falls are seen, and the run from end to end."""
 
+import ast
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -230,3 +232,13 @@ def test_a_rival_that_takes_our_threads_gives_them_back(monkeypatch):
         torch.set_num_threads(before)
     assert len(found) == 4
     assert [(each["inter_threads"], each["intra_threads"]) for each in made] == 2 * [(2, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(script):
+    """Benchmarks run by hand: what they import from the package must not move without them."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "freenergy":
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
