@@ -15,7 +15,8 @@ from freenergy.partition import certified_gain
 from freenergy.recipes import load_run
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.chunks import open_corpus
-from freenergy.recipes.stages.evaluation import EvaluationRequest, compare_rows, evaluate
+from freenergy.recipes.stages.compare import compare_rows
+from freenergy.recipes.stages.evaluation import EvaluationRequest, evaluate
 from freenergy.samplers import Resampling
 from freenergy.testing.runs import tiny_run
 from freenergy.web.model_server import ModelServer

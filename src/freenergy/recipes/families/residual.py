@@ -165,6 +165,10 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
         if joint := summary.get("joint"):
             found.append((_CERTIFIED_COLUMN, joint["perplexity"]["certified"]))
             found.append(("certified gain %", joint["gain"]["percent"]))
+            if len(summary["ladder"]) > 2:  # base and energy have something between them
+                found.append(("gain over the lowest rung %", summary["ladder"][-1]["over_base"]["percent"]))
+        if particles := summary.get("sequential"):
+            found.append(("certified gain of particles %", particles["gain"]["percent"]))
         return found
 
     def history(self, run: "Run[Any]") -> dict[str, Any]:
@@ -175,7 +179,7 @@ class ResidualRecipe(CommonRecipe, RowRecipe):
 
     def compare(self, ours: "Sequence[Run[Any]]", others: "Sequence[Run[Any]]", rng: Rng) -> dict[str, Measurement]:
         """Returns the paired differences of runs of the same seeds."""
-        from freenergy.recipes.stages.evaluation import compare_rows
+        from freenergy.recipes.stages.compare import compare_rows
 
         return compare_rows(ours, others, rng)
 

@@ -8,40 +8,29 @@
 
 What was measured is a stage in a folder that its key names. What is there is not made again, so an evaluation that was
 interrupted resumes, and another energy is measured on the same draws.
-
-As rows of a table, runs are compared window by window, with an interval over documents:
-
-    percent lower perplexity = 100 · (1 − exp(−Σ_w (log P_ours − log P_other)_w / Σ_w tokens_w))      log P certified
-
-log P is summed over the chunks of a window where it was measured chunk by chunk.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 from jaxtyping import Integer
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import fingerprint, read_json, read_tensors, write_json
+from freenergy.core.files import fingerprint, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.rng import Rng
 from freenergy.core.workers.pool import InProcess, WorkerPool
 from freenergy.core.workers.shards import ShardJob, prefetch_shards
 from freenergy.corpus import Corpus, Windows
 from freenergy.energies.registry import load_energy
-from freenergy.evaluation.bootstrap import paired_bootstrap
-from freenergy.evaluation.certified import ChunkRows, check_draws, together
-from freenergy.evaluation.perplexity import Measurement, choose_windows
+from freenergy.evaluation.certified import check_draws, together
+from freenergy.evaluation.perplexity import choose_windows
 from freenergy.evaluation.shards import EvaluationShards
 from freenergy.evaluation.summary import ResidualSubject, Subject, measure
-from freenergy.lm.sources.settings import SamplesBase
 from freenergy.noise.store import Identity, NegativeStore
-from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_text_run
 from freenergy.recipes.stages.baselines import baseline_records, open_baselines
@@ -270,36 +259,6 @@ def _with_warning(summary: dict[str, Any], text: GivenText, progress: Progress) 
         progress.say(words)
         summary["joint"]["verdict"] = together(words, summary["joint"]["verdict"])
     return summary
-
-
-def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng: Rng) -> dict[str, Measurement]:
-    """Returns by how much our perplexity is lower, where both sides have an energy and a base with probabilities."""
-    if any(run.recipe.energy is None or isinstance(run.recipe.base, SamplesBase) for run in (*ours, *others)):
-        return {}
-    a, b = ([_scored(run) for run in side] for side in (ours, others))
-    _, tokens, documents = a[0]
-    if not all(np.array_equal(of_run, tokens) for _, of_run, _ in (*a, *b)):
-        raise UserError(
-            f"{ours[0].folder} and {others[0].folder} were measured on other windows: give all rows the same corpus "
-            "and evaluation, and the same seeds"
-        )
-    log_a, log_b = (np.mean([log_prob for log_prob, _, _ in side], axis=0) for side in (a, b))
-    return {"percent lower perplexity": paired_bootstrap(log_a, log_b, tokens, documents, rng)}
-
-
-def _scored(run: ResidualRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the certified log-probabilities of a run's windows, their tokens and their documents."""
-    parts = [read_tensors(path) for path in sorted((run.stage("evaluation") / "scores").glob("*.safetensors"))]
-    log_base, energy, lengths = (
-        torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
-    )
-    corpus = open_corpus(run)
-    rows, windows = open_candidates(run, corpus).rows.numpy(), corpus.windows(run.recipe.evaluation.split)
-    log_prob = (log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])).numpy()
-    tokens, documents, chunks = lengths[:, 0].numpy(), windows.documents[rows], ChunkRows.of(windows, rows)
-    if chunks is None:
-        return log_prob, tokens, documents
-    return chunks.summed(log_prob), chunks.summed(tokens), documents[chunks.are_first]
 
 
 STAGE = Stage("evaluation", _plan, after=(*RUNGS, "energy", "candidates", "baselines"))

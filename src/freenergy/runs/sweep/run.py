@@ -104,11 +104,12 @@ class _Seed:
 
     def _record(self, row: SweepRow, this: Run[RowRecipe], begun_by: list[str]) -> dict[str, Any]:
         """Do a row; one that has diverged is recorded, and is not tried again."""
-        first = self.root / f"seed-{self.sweep.seeds[0]}" / self.rows[0].folder
+        firsts = [self.root / f"seed-{seed}" / self.rows[0].folder for seed in (self.seed, self.sweep.seeds[0])]
+        reuse = [folder for folder in firsts if folder != this.folder]
         key, path = key_of(this.recipe.to_json(), begun_by), this.folder / _DIVERGED
         if not path.is_file() or read_json(path).get("key") != key:
             try:
-                done = list(run(this.recipe, this.folder, progress=self.progress, workers=self.workers, reuse=[first]))
+                done = list(run(this.recipe, this.folder, progress=self.progress, workers=self.workers, reuse=reuse))
             except DivergenceError as error:
                 if row.kind == "base":  # there is nothing to begin the others with
                     raise
