@@ -96,7 +96,7 @@ def test_samplers_by_name():
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("sampling", {}, "there is no sampler 'sampling': choose one of resampling, rejection,"),
+        ("sampling", {}, "there is no sampler 'sampling': choose one of resampling, best-of-n,"),
         ("a:B", {}, "a:B cannot be imported"),
         ("resampling", {"steps": 3}, "the sampler resampling has no setting 'steps': it has candidates, replacement"),
         ("independence", {"step": 3}, "the sampler independence has no setting 'step': it has steps, truncation.temp"),

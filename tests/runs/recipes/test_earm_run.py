@@ -85,7 +85,7 @@ def test_a_memory_trains_and_resumes(path, tmp_path):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ("base.earm.length=0", "1 fake token"),
+        ("base.earm.length=0", "1 or more fake tokens"),
         ("base.earm.recent=5", "recent is 5"),
         ("base.earm.weights=2", "unknown key base.earm.weights"),
         ("base.scheduled.most=0", "most"),

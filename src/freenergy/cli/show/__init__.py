@@ -102,7 +102,7 @@ class _Lines:
 def _clock(seconds: float) -> str:
     """Format a duration as minutes and seconds.
 
-    >>> _clock(75.4), _clock(3675)
+    >>> _clock(75.4), _clock(3675.0)
     ('1:15', '61:15')
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

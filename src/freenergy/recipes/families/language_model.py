@@ -47,6 +47,7 @@ class LanguageModelRecipe(NetworkRecipe[TrainedBase]):
     main_column: ClassVar[str] = "perplexity"
     energy: ClassVar[None] = None
     baselines: ClassVar[tuple[()]] = ()
+    chunks: ClassVar[tuple[()]] = ()
 
     family: Literal["language-model"] = "language-model"
     corpus: CorpusSettings
