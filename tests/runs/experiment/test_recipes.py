@@ -4,11 +4,14 @@ import gzip
 import json
 import re
 import struct
+import tomllib
+from importlib import resources
 
 import numpy as np
 import pytest
 
 from freenergy import UserError
+from freenergy.core.files import read_json
 from freenergy.recipes.load import experiments, load_experiment, load_run, make_experiment
 from freenergy.runs.sweep.run import run_sweep
 
@@ -78,14 +81,13 @@ def whole_table(table, loaded):
 
 def test_every_experiment_is_read():
     names = ("wikitext", "level", "start-epoch", "multi30k", "tatoeba", "mnist")
-    assert set(experiments()) == {f"earm-{name}" for name in names}
+    assert set(experiments()) == {"chunks-wikitext", *(f"earm-{name}" for name in names)}
     for name, about in experiments().items():
         assert about
         loaded = load_experiment(name)
         assert loaded.name == name
-        assert any(row.of for rows in loaded.variants.values() for row in rows), (
-            "every experiment has a control of equal compute"
-        )
+        has_control = any(row.of for rows in loaded.variants.values() for row in rows)
+        assert has_control == name.startswith("earm"), "rows of networks have a control of equal compute"
 
 
 @pytest.mark.parametrize("name", ["earm-wikitext", "earm-level"])
@@ -103,6 +105,33 @@ def test_start_epoch(text, tmp_path):
     table, loaded = done("earm-start-epoch", changes, tmp_path)
     assert whole_table(table, loaded)
     assert [row["point"].get("start_epoch") for row in table["rows"]] == [None, 0, 0.05, None]
+
+
+def test_chunks(text, tmp_path):
+    """All samplers are certified on the same windows, and rows of a seed share its corpus and base."""
+    table = tomllib.loads((resources.files("freenergy.recipes") / "experiments/chunks-wikitext.toml").read_text())
+    for row in table["rows"]:
+        row["set"].pop("negatives", None)
+    table["rows"][0]["set"]["evaluation"]["sequential"]["particles"] = 8
+    table |= {"seeds": [0, 1]}
+    table["set"] |= {
+        "corpus": {"source": text[0].split('"')[1], "documents": "paragraph", "deduplicate": 0, "prefix": 10,
+                   "continuation": 10, "validation_share": 0.1, "test_share": 0.2},
+        "tokenizer": {"vocab_size": 300},
+        "base": {"block": 16, "validation_tokens": 50, "optimisation": {"steps": 2, "validate_every": 1}},
+        "negatives": {"windows": 20, "per_prefix": 4, "validation_windows": 4, "validation_per_prefix": 7},
+        "energy": {"parts": [{"kind": "ngram", "order": 2}]},
+        "evaluation": {"windows": 6, "samples": 1, "candidates": 8, "certified_windows": 4, "position_windows": 0},
+    }  # fmt: skip
+    found = run_sweep(make_experiment(table), tmp_path)
+    numbers = {row["name"]: row["numbers"] for row in found["rows"]}
+    assert list(numbers) == ["base", "particles", "chunks of 10", "chunks of 5", "local mix"]
+    assert numbers["particles"]["certified gain of particles %"]["mean"] is not None
+    assert numbers["local mix"]["gain over the lowest rung %"]["mean"] is not None
+    for seed in (0, 1):
+        trained = [read_json(path) for path in tmp_path.glob(f"seed-{seed}/*/base/stage.json")]
+        assert len(trained) == 5
+        assert len({json.dumps(record, sort_keys=True) for record in trained}) == 1, "the base is trained once"
 
 
 def test_any_recipe_can_be_swept(text, tmp_path, call):
