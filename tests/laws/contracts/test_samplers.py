@@ -26,9 +26,9 @@ SAMPLER_ROWS = {
     "base": [({}, SMALL, "base", 0), (TOP_2, SMALL, "base", 0)],
     "resampling": [({"candidates": 3}, SMALL, "model", 0.2), ({"candidates": 2, **TOP_2}, {}, "restricted", 0.2)],
     "best-of-n": [
-        ({"candidates": 6, "by": by, **options}, SMALL, "best", 0)
-        for by in ("energy", "likelihood", "model")
-        for options in ({}, TOP_2)
+        ({"candidates": 6, "by": "energy"}, {"tokens": 2, "length": 1, "eos": None}, "best", 0),
+        ({"candidates": 6, "by": "likelihood", **TOP_2}, SMALL, "best", 0),
+        ({"candidates": 6, "by": "model", **TOP_2}, SMALL, "best", 0),
     ],
     "rejection": [({**LARGEST, "max_proposals": 2}, SMALL, "model", 0)],
     "quasi-rejection": [
