@@ -14,6 +14,8 @@ from freenergy.testing.enumerating import law as law
 from freenergy.testing.models import check_energy as check_energy
 from freenergy.testing.models import check_language_model as check_language_model
 from freenergy.testing.models import check_sample_only as check_sample_only
+from freenergy.testing.structured import Enumerated as Enumerated
+from freenergy.testing.structured import enumerate_chain as enumerate_chain
 from freenergy.testing.targets import check_estimator as check_estimator
 from freenergy.testing.targets import check_kernel as check_kernel
 from freenergy.testing.targets import check_sampler as check_sampler

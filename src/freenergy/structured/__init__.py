@@ -1,0 +1,14 @@
+"""Exact distributions over label sequences: every sum is computed, none is estimated.
+
+    p(y) = exp(score(y)) / Z,        score(y) = Σ_t φ_t(y_t) + Σ_t ψ_t(y_{t−1}, y_t),        Z = Σ_y exp(score(y))
+
+``LinearChain`` is the conditional random field of taggers. It plays the role of ``StructuredDistribution``.
+"""
+
+from freenergy.structured.allowed import Allowed as Allowed
+from freenergy.structured.allowed import bio as bio
+from freenergy.structured.allowed import bioes as bioes
+from freenergy.structured.chain import LinearChain as LinearChain
+from freenergy.structured.distribution import NO_LABEL as NO_LABEL
+from freenergy.structured.distribution import StructuredDistribution as StructuredDistribution
+from freenergy.structured.distribution import Taggings as Taggings

@@ -1,0 +1,75 @@
+"""The role of an exact distribution over labellings, and what follows from its sums alone.
+
+    H(p) = log Z_p − E_p[score_p],      H(p, q) = log Z_q − E_p[score_q],      KL(p ‖ q) = H(p, q) − H(p)
+
+A score may be −inf (a forbidden labelling); where p gives a labelling that q forbids a positive probability, H(p, q) is
++inf.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, final, runtime_checkable
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from freenergy.core.errors import UserError
+from freenergy.core.rng import Rng
+
+NO_LABEL = -1  # stands at positions that are masked out, and in rows that do not exist
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Taggings:
+    """Labellings with their scores: of ``argmax`` [B, T] and [B], of ``top_k`` [B, k, T] and [B, k].
+
+    A labelling that does not exist (fewer than k are allowed, or none is) has the score −inf and no labels.
+    """
+
+    labels: Int[Tensor, "*rows T"]
+    log_score: Float[Tensor, "*rows"]
+
+
+@runtime_checkable
+class StructuredDistribution(Protocol):
+    """p(y) ∝ exp(log_score(y)) for a batch of B structures, with exact sums."""
+
+    def log_partition(self) -> Float[Tensor, " B"]:
+        """Return log Z = log Σ_y exp(log_score(y)); −inf where nothing is allowed."""
+
+    def log_score(self, y: Int[Tensor, "B *num T"]) -> Float[Tensor, " B *num"]:
+        """Return the unnormalised log-probability of given labellings."""
+
+    def log_prob(self, y: Int[Tensor, "B *num T"]) -> Float[Tensor, " B *num"]:
+        """Return log_score(y) − log Z."""
+
+    def argmax(self) -> Taggings:
+        """Return the best labelling of each row."""
+
+    def top_k(self, k: int) -> Taggings:
+        """Return the k best labellings of each row, best first."""
+
+    def sample(self, num: int, rng: Rng) -> Int[Tensor, "B num T"]:
+        """Draw independent labellings."""
+
+    def expected_log_score(self, other: Any) -> Float[Tensor, " B"]:
+        """Return E_{y ~ self}[other.log_score(y)]."""
+
+
+def entropy(p: StructuredDistribution) -> Float[Tensor, " B"]:
+    """Return H(p) = log Z_p − E_p[score_p], in nats."""
+    return p.log_partition() - p.expected_log_score(p)
+
+
+def cross_entropy(p: StructuredDistribution, q: StructuredDistribution) -> Float[Tensor, " B"]:
+    """Return H(p, q) = log Z_q − E_p[score_q]; +inf where q forbids what p allows."""
+    if type(p) is not type(q):
+        raise UserError(
+            f"a {type(p).__name__} is compared with a {type(q).__name__}: two distributions of one kind can be compared"
+        )
+    return q.log_partition() - p.expected_log_score(q)
+
+
+def kl(p: StructuredDistribution, q: StructuredDistribution) -> Float[Tensor, " B"]:
+    """Return KL(p ‖ q) = H(p, q) − H(p)."""
+    return cross_entropy(p, q) - entropy(p)

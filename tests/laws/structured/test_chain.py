@@ -1,0 +1,232 @@
+"""Every method of a chain against the list of all its taggings; exact numbers of the literature."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from freenergy import Rng, UserError
+from freenergy.structured import NO_LABEL, Allowed, LinearChain, StructuredDistribution, bio, bioes
+from freenergy.testing import law
+from freenergy.testing.structured import enumerate_chain
+
+B, T, K = 3, 4, 3
+MASKS = {
+    "full": [[1, 1, 1, 1]] * B,
+    "lengths": [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]],
+    "holes": [[0, 1, 0, 1], [1, 0, 1, 1], [0, 0, 1, 0]],
+    "empty": [[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]],
+}
+
+
+def numbers(*shape, seed=0, scale=1.0):
+    return scale * Rng(seed).child("numbers", *shape).normal(*shape)
+
+
+def constraints(kind):
+    some = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool()
+    sets = torch.ones(B, T, K, dtype=torch.bool)
+    sets[0, 1, 0] = sets[1, 0, 2] = sets[2, 2, 0] = False
+    return {
+        "free": None,
+        "pairs": Allowed(pairs=some),
+        "all": Allowed(
+            pairs=some, start=torch.tensor([True, True, False]), end=torch.tensor([False, True, True]), labels=sets
+        ),
+    }[kind]
+
+
+def case(mask="full", steps="shared", allowed="free", *, seed=0, scale=1.0):
+    """A batch, and the list of taggings of each of its rows."""
+    shape = {"shared": (K, K), "positions": (T - 1, K, K), "rows": (B, T - 1, K, K)}[steps]
+    x, A = numbers(B, T, K, seed=seed, scale=scale), numbers(*shape, seed=seed + 1, scale=scale)
+    start, end = numbers(K, seed=seed + 2), numbers(K, seed=seed + 3)
+    kept, rules = torch.tensor(MASKS[mask]).bool(), constraints(allowed)
+    chain = LinearChain(x, A, start=start, end=end, mask=kept, allowed=rules)
+    lists = [
+        enumerate_chain(x[b], A, start=start, end=end, mask=kept[b].tolist(), allowed=rules, row=b) for b in range(B)
+    ]
+    return chain, lists
+
+
+def stacked(lists, number):
+    return torch.stack([torch.as_tensor(number(one), dtype=torch.float64) for one in lists])
+
+
+def close(found, wanted, tolerance=1e-12):
+    gap = torch.where(found == wanted, 0.0, (found - wanted).abs())  # −inf equals −inf
+    assert gap.max() <= tolerance, gap.max()
+
+
+CASES = [(m, s, a) for m in MASKS for s in ("shared", "positions", "rows") for a in ("free", "pairs", "all")]
+
+
+@pytest.mark.parametrize(("mask", "steps", "allowed"), CASES)
+def test_every_method_by_enumeration(mask, steps, allowed):
+    chain, lists = case(mask, steps, allowed)
+    close(chain.log_partition(), stacked(lists, lambda one: one.log_partition()))
+    close(chain.marginals(), stacked(lists, lambda one: one.marginals(K)))
+    close(chain.pair_marginals(), stacked(lists, lambda one: one.pair_marginals(K)))
+    close(chain.entropy(), stacked(lists, lambda one: one.entropy()))
+    best = chain.argmax()
+    close(best.log_score, stacked(lists, lambda one: one.log_score.max()))
+    assert torch.equal(best.labels, torch.stack([one.best(1).labels[0] for one in lists]))
+    for b, one in enumerate(lists):
+        num = len(one.labels)
+        y = one.labels.expand(B, num, T)
+        close(chain.log_prob(y)[b] if mask == "full" else row(chain, b, one.labels), one.probs().log())
+        some = chain.top_k(min(num, 7) + 1)
+        wanted = one.best(min(num, 7) + 1)
+        size = len(wanted.log_score)
+        close(some.log_score[b, :size], wanted.log_score)
+        valid = wanted.log_score > -math.inf
+        assert torch.equal(some.labels[b, :size][valid], wanted.labels[valid])
+        assert (some.labels[b, :size][~valid] == NO_LABEL).all()
+        assert (some.log_score[b, size:] == -math.inf).all()
+
+
+def row(chain, b, labels):
+    """log_prob of the taggings of row b; the other rows have labels of their own."""
+    y = chain.argmax().labels.unsqueeze(1).repeat(1, len(labels), 1)
+    y[b] = labels
+    return chain.log_prob(y)[b]
+
+
+@pytest.mark.parametrize(("mask", "steps", "allowed"), [("holes", "shared", "all"), ("empty", "rows", "pairs")])
+def test_the_law_of_draws_is_exact(mask, steps, allowed):
+    chain, lists = case(mask, steps, allowed)
+    for b, one in enumerate(lists):
+        found = law(lambda rng: chain.sample(1, rng), lambda y, b=b: tuple(y[b, 0].tolist()))
+        for labels, p in zip(one.labels.tolist(), one.probs().tolist(), strict=True):
+            assert found.get(tuple(labels), 0.0) == pytest.approx(p, abs=1e-12)
+
+
+def test_draws_do_not_depend_on_batch_and_padding():
+    chain, _ = case("lengths")
+    short = LinearChain(
+        chain._given.emissions[1:2, :2], chain._given.transitions, start=chain._given.start, end=chain._given.end
+    )
+    both = chain.sample(5, Rng(7))[1:2, :, :2]
+    assert torch.equal(short.sample(5, Rng(7).shift(contexts=1)), both)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_expectation_cross_entropy_and_kl(mask):
+    p, lists = case(mask, "rows", "pairs")
+    q, others = case(mask, "rows", "pairs", seed=9)
+    f, g = numbers(B, T, K, seed=20), numbers(K, K, seed=21)
+    found = p.expectation(f, g)
+    for b, one in enumerate(lists):
+
+        def value(y, b=b):
+            kept = [t for t, k in enumerate(y) if k >= 0]
+            pairs = itertools.pairwise(kept)
+            return sum(float(f[b, t, y[t]]) for t in kept) + sum(float(g[y[s], y[t]]) for s, t in pairs)
+
+        assert float(found[b]) == pytest.approx(one.expectation(value), abs=1e-12)
+        cross = -float((one.probs() * others[b].probs().log()).nan_to_num().sum())
+        assert float(p.cross_entropy(q)[b]) == pytest.approx(cross, abs=1e-12)
+        assert float(p.kl(q)[b]) == pytest.approx(cross - one.entropy(), abs=1e-12)
+    close(p.kl(p), torch.zeros(B, dtype=torch.float64))
+
+
+def test_what_the_other_forbids_is_infinitely_far():
+    free, _ = case()
+    tied, _ = case(allowed="pairs")
+    assert (free.kl(tied) == math.inf).all()
+    assert (tied.kl(free) < math.inf).all()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_partial_labels_sum_over_the_compatible_taggings(mask):
+    chain, lists = case(mask, "shared", "pairs")
+    sets = torch.rand(B, T, K, generator=torch.Generator().manual_seed(3)) < 0.8
+    sets[..., 1] = True
+    found = chain.partial_log_prob(sets).exp()
+    for b, one in enumerate(lists):
+        wanted = one.expectation(lambda y, b=b: float(all(k < 0 or bool(sets[b, t, k]) for t, k in enumerate(y))))
+        assert float(found[b]) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_literature_s_chain():
+    phi = torch.tensor([[[0.5, -0.2], [0.1, 0.4], [-0.3, 0.6]]], dtype=torch.float64)
+    A = torch.tensor([[0.7, -0.5], [0.2, 0.3]], dtype=torch.float64)
+    chain = LinearChain(phi, A, start=torch.tensor([0.0, 0.1], dtype=torch.float64))
+    assert float(chain.log_partition()) == pytest.approx(3.1718131805531, abs=1e-12)
+    assert chain.argmax().labels.tolist() == [[0, 0, 0]]
+    assert float(chain.argmax().log_score) == pytest.approx(1.7, abs=1e-12)
+    close(chain.marginals()[0, :, 0], torch.tensor([0.609974, 0.532527, 0.431629], dtype=torch.float64), 5e-7)
+    close(
+        chain.pair_marginals()[0, 0],
+        torch.tensor([[0.399533, 0.210441], [0.132993, 0.257033]], dtype=torch.float64),
+        5e-7,
+    )
+    assert chain.posterior_argmax().tolist() == [[0, 0, 1]]
+    assert isinstance(chain, StructuredDistribution)
+
+
+def test_schemes():
+    names = ["O", "B-A", "I-A", "B-B", "I-B"]
+    rules, allowed = bio(names), set()
+    for j, before in enumerate(names):
+        allowed |= {(before, after) for k, after in enumerate(names) if rules.pairs[j, k]}
+    assert {pair for pair in allowed if pair[1][0] == "I"} == {
+        ("B-A", "I-A"), ("I-A", "I-A"), ("B-B", "I-B"), ("I-B", "I-B")
+    }  # fmt: skip
+    assert all((before, after) in allowed for before in names for after in ("O", "B-A", "B-B"))
+    assert rules.start.tolist() == [True, True, False, True, False]
+    names = ["O", "B-A", "I-A", "E-A", "S-A"]
+    rules = bioes(names)
+    follows = {before: {after for k, after in enumerate(names) if rules.pairs[j, k]} for j, before in enumerate(names)}
+    outside = {"O", "B-A", "S-A"}
+    assert follows == {"O": outside, "E-A": outside, "S-A": outside, "B-A": {"I-A", "E-A"}, "I-A": {"I-A", "E-A"}}
+    assert (rules.start.tolist(), rules.end.tolist()) == (
+        [True, True, False, False, True],
+        [True, False, False, True, True],
+    )
+    with pytest.raises(UserError, match="'X-A' is not of the scheme BIO"):
+        bio(["O", "X-A"])
+
+
+def test_bad_input():
+    x, A = numbers(2, 3, 2), numbers(2, 2)
+    closed = Allowed(start=torch.tensor([False, False]))
+    for wrong, match in (
+        (
+            lambda: LinearChain(x, A).log_prob(torch.tensor([[0, 1, 2], [0, 0, 0]])),
+            "label 2 of sequence 0 is not",
+        ),
+        (lambda: LinearChain(x[:, :0], A), r"emissions have the shape \[2, 0, 2\]"),
+        (lambda: LinearChain(x, A, lengths=torch.tensor([4, 1])), "lengths run from 1 to 4"),
+        (lambda: LinearChain(x, A, lengths=torch.tensor([1])), "give 2 whole numbers"),
+        (lambda: LinearChain(x, A, mask=torch.ones(2, 2)), "one entry per position"),
+        (lambda: LinearChain(x, A, mask=torch.ones(2, 3), lengths=torch.tensor([3, 3])), "give one of them"),
+        (lambda: LinearChain(x, A[:1]), "transitions has the shape"),
+        (lambda: LinearChain(x, A, allowed=closed).log_prob(torch.zeros(2, 3).long()), "no tagging of sequence 0 is"),
+        (lambda: LinearChain(x, A, allowed=closed).sample(1, Rng(0)), "no tagging of sequence 0 is allowed"),
+        (lambda: LinearChain(x * math.nan, A).log_partition(), "emissions contain NaN"),
+        (lambda: LinearChain(x * math.nan, A).argmax(), "emissions contain NaN"),
+        (lambda: LinearChain(x, A / 0).log_partition(), "transitions contain NaN or"),
+        (lambda: LinearChain(x, A).top_k(0), "k is 0"),
+    ):
+        with pytest.raises(UserError, match=match):
+            wrong()
+    assert (LinearChain(x, A, allowed=closed).log_partition() == -math.inf).all()
+    nothing = LinearChain(x, A, allowed=closed).argmax()
+    assert (nothing.log_score == -math.inf).all()
+    assert (nothing.labels == NO_LABEL).all()
+
+
+def test_gradients_by_finite_differences():
+    x, A, start, end = (numbers(*shape).requires_grad_() for shape in ((2, 3, 2), (2, 2), (2,), (2,)))
+    mask, rules = torch.tensor([[1, 1, 1], [1, 0, 1]]), Allowed(pairs=torch.tensor([[True, True], [False, True]]))
+
+    def number(method):
+        return lambda x, A, start, end: getattr(
+            LinearChain(x, A, start=start, end=end, mask=mask, allowed=rules), method
+        )()
+
+    for method in ("log_partition", "marginals", "pair_marginals", "entropy"):
+        assert torch.autograd.gradcheck(number(method), (x, A, start, end))
+    assert torch.autograd.gradgradcheck(number("log_partition"), (x, A, start, end))
