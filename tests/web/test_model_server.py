@@ -249,14 +249,14 @@ def test_a_full_queue_says_so(gated):
         with pytest.raises(Busy) as busy:
             engine.write_all([requested(engine, "a")])[0]
         with pytest.raises(Busy):
-            await engine.call(lambda: 1)
+            await engine.call(lambda progress: 1)
         with pytest.raises(Busy):
             engine.write_all([requested(engine, "a")] * 5)
         assert 1 <= int(busy.value.headers["Retry-After"]) <= 60
         assert len(engine.turns) == 4, "of several questions that do not fit none stands in the row"
         gate.open.set()
         await asyncio.gather(*(listen(answers) for answers in waiting))
-        assert await engine.call(lambda: 41 + 1) == 42
+        assert await engine.call(lambda progress: 41 + 1) == 42
 
     asyncio.run(fill())
     assert engine.counts.refused == 3
@@ -270,7 +270,7 @@ def test_who_has_an_answer_finds_its_place_free(joint):
     async def again():
         for seed in range(100):
             await texts(engine, requested(engine, "a", candidates=1, seed=seed))
-            await engine.call(lambda: None)
+            await engine.call(lambda progress: None)
 
     asyncio.run(again())
     engine.close()
@@ -354,11 +354,11 @@ def test_a_question_that_fails_fails_alone(make_joint):
 
 
 def test_work_takes_its_turn_and_its_errors_come_back(engine):
-    def fail():
+    def fail(progress):
         raise UserError("not like this")
 
     async def calls():
-        names = await asyncio.gather(*(engine.call(lambda: threading.current_thread().name) for _ in range(3)))
+        names = await asyncio.gather(*(engine.call(lambda progress: threading.current_thread().name) for _ in range(3)))
         with pytest.raises(UserError, match="not like this"):
             await engine.call(fail)
         return names

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import Advance
 from freenergy.corpus.tokenizer import Tokenizer
 
 
@@ -29,17 +30,21 @@ class Joined(NamedTuple):
     texts: tuple[JoinedText, ...]
 
 
-def join(tokenizer: Tokenizer, prefix: str, texts: Sequence[str], *, end: Sequence[int] = ()) -> Joined:
+def join(
+    tokenizer: Tokenizer, prefix: str, texts: Sequence[str], *, end: Sequence[int] = (), advance: Advance | None = None
+) -> Joined:
     """Encode texts as continuations of one prefix; ``end`` are tokens to put after each, such as EOS."""
     for i, text in enumerate(texts):
         if not text:
             raise UserError(f"candidate {i + 1} is empty, which compares with nothing: give it text or leave it out")
     starts = dict.fromkeys((prefix, prefix.rstrip()))
-    ways = [_encoded(tokenizer, start, prefix[len(start) :], texts, end) for start in starts]
+    ways = [_encoded(tokenizer, start, prefix[len(start) :], texts, end, advance) for start in starts]
     return min(ways, key=lambda way: sum(text.is_apart for text in way.texts))  # the first of equals: as it was given
 
 
-def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str], end: Sequence[int]) -> Joined:
+def _encoded(
+    tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str], end: Sequence[int], advance: Advance | None
+) -> Joined:
     context, found = tokenizer.encode(prefix), []
     for i, text in enumerate(texts):
         one = encode_after(tokenizer, context, prefix, border + text)
@@ -49,6 +54,8 @@ def _encoded(tokenizer: Tokenizer, prefix: str, border: str, texts: Sequence[str
                 "leave it out"
             )
         found.append(one._replace(tokens=[*one.tokens, *end]))
+        if advance is not None:
+            advance(1)
     return Joined(context, tuple(found))
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import SILENT, Progress
 from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
 from freenergy.corpus import Tokenizer
@@ -42,20 +43,30 @@ class Piece:
 
 @torch.no_grad()
 def energies_of_beginnings(
-    energy: Energy, context: Sequence[int], x: Sequence[int], *, rows: int = 256
+    energy: Energy, context: Sequence[int], x: Sequence[int], *, rows: int = 256, progress: Progress = SILENT
 ) -> Float[Tensor, " L"]:
     """Compute E(c, x_≤1) … E(c, x_≤L), float64; +inf where a beginning is forbidden."""
     if not x:
         raise UserError("there is no text to read: give a continuation of one token or more")
-    beginnings = Continuations.from_lists([context], [[x[: t + 1] for t in range(len(x))]])
-    return energies_in_batches(energy, beginnings, batch_size=rows, allow_inf=True)[0]
+    beginnings, found = Continuations.from_lists([context], [[x[: t + 1] for t in range(len(x))]]), []
+    with progress.track("reading beginnings", len(x), "tokens") as advance:
+        for t in range(0, len(x), rows):
+            some = beginnings.candidates(slice(t, t + rows))
+            found.append(energies_in_batches(energy, some, batch_size=rows, allow_inf=True)[0])
+            advance(some.shape[1])
+    return torch.cat(found)
 
 
 def rising(
-    energy: Energy, tokenizer: Tokenizer, context: Sequence[int], x: Sequence[int], *, rows: int = 256
+    energy: Energy,
+    tokenizer: Tokenizer,
+    context: Sequence[int],
+    x: Sequence[int],
+    rows: int = 256,
+    progress: Progress = SILENT,
 ) -> tuple[Piece, ...]:
     """Return the pieces of a text with what each adds to its energy."""
-    E = energies_of_beginnings(energy, context, x, rows=rows).tolist()
+    E = energies_of_beginnings(energy, context, x, rows=rows, progress=progress).tolist()
     found, start = [], 0
     for end, text in pieces(tokenizer, x):
         rise = E[end - 1] - E[start - 1] if start else None

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -35,6 +34,7 @@ from freenergy.samplers.resampling import Resampling
 from freenergy.samplers.sampled import SILENT, Sampler, drive
 from freenergy.text.model_card import model_card
 from freenergy.text.ranking import Ranking
+from freenergy.text.scoring import CELLS, score_in_batches
 from freenergy.text.texts import NextTable, Texts
 from freenergy.text.write import Added, Event, Generation, OnChunk, TextPlan, Writing, generate, stream
 
@@ -84,22 +84,32 @@ class ResidualModel:
         """log P_LM(x | c) − E(c, x): ranks the continuations of one context, exactly."""
         return self.scored(x).log_score
 
-    def score(self, prefix: str, candidates: Sequence[str], *, ends: bool = False) -> Ranking:
+    def score(
+        self,
+        prefix: str,
+        candidates: Sequence[str],
+        *,
+        ends: bool = False,
+        max_tokens: int | None = None,
+        max_cells: int = CELLS,
+        progress: Progress = SILENT,
+    ) -> Ranking:
         """Rank texts as continuations of a prefix, exactly; an empty prefix is the start of a document.
 
         With ``ends`` each candidate is scored as a text that ends there (EOS is its last token). Without it a candidate
-        may go on, so a longer one is a narrower claim and seldom has the higher score.
+        may go on, so a longer one is a narrower claim and seldom has the higher score. More than ``max_tokens`` in all
+        candidates are refused; ``max_cells`` tokens, with padding, are read per call of the models.
         """
         tokenizer = self._tokenizer_for("ranking texts")
         if isinstance(candidates, str) or not candidates:
             raise UserError("there is no list of candidates to rank: give one text or more, as in ['one', 'another']")
-        joined = join(tokenizer, prefix, candidates, end=[tokenizer.eos] if ends else [])
+        with progress.track("encoding", len(candidates), "texts") as advance:
+            joined = join(tokenizer, prefix, candidates, end=[tokenizer.eos] if ends else [], advance=advance)
         xs = [tuple(text.tokens) for text in joined.texts]
-        # equal candidates have equal scores, to the last bit
-        distinct = {x: i for i, x in enumerate(dict.fromkeys(xs))}
-        x = Continuations.from_lists([joined.context], [list(distinct)])
-        scored = self.scored(x, allow_inf=True).take(torch.tensor([distinct[x] for x in xs]))
-        return Ranking.of(prefix, candidates, joined, scored, has_log_prob=has_log_prob(self.base))
+        if max_tokens is not None and (total := sum(map(len, xs))) > max_tokens:
+            raise UserError(f"the candidates have {total} tokens: give at most {max_tokens} in all")
+        log_base, energy = score_in_batches(self.residual, joined.context, xs, max_cells=max_cells, progress=progress)
+        return Ranking.of(prefix, candidates, joined, log_base, energy, has_log_prob=has_log_prob(self.base))
 
     def sample(
         self,

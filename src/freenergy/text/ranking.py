@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined
 from freenergy.text.texts import data_frame, finite
 
@@ -53,22 +54,27 @@ class Ranking:
 
     @classmethod
     def of(
-        cls, prefix: str, texts: Sequence[str], joined: Joined, scores: Scored, *, has_log_prob: bool = True
+        cls,
+        prefix: str,
+        texts: Sequence[str],
+        joined: Joined,
+        log_base: Float[Tensor, " N"],
+        energy: Float[Tensor, " N"],
+        *,
+        has_log_prob: bool = True,
     ) -> "Ranking":
-        """From the scores [1, N] of the candidates of one context."""
-        log_score = scores.log_score[0]
+        """Rank the candidates of one context by their scores."""
+        log_score = log_base - energy
         if log_score.isnan().any():
             i = int(log_score.isnan().nonzero()[0])
-            raise UserError(
-                f"candidate {i + 1} ({texts[i][:40]!r}) has no score: the base gave {scores.log_base[0, i]}"
-            )
+            raise UserError(f"candidate {i + 1} ({texts[i][:40]!r}) has no score: the base gave {log_base[i]}")
         if (log_score == -torch.inf).all():
             raise UserError(
                 f"no candidate is acceptable, {len(texts)} of {len(texts)} have probability zero: give others, or look "
                 "at why the energy forbids these"
             )
         order = log_score.argsort(descending=True, stable=True)  # of equals the earlier one is first
-        columns = (scores.log_base[0], scores.energy[0], log_score, log_score.softmax(0), order.argsort() + 1)
+        columns = (log_base, energy, log_score, log_score.softmax(0), order.argsort() + 1)
         names = ("log_base", "energy", "log_score", "share", "rank")
         ranked = [
             Ranked(text=text, tokens=len(how.tokens), is_apart=how.is_apart, reads_as=how.reads_as,

@@ -33,12 +33,17 @@ _log = logging.getLogger("freenergy.web")
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+def as_json(content: Any) -> bytes:
+    """Return JSON in ASCII, so that half a character in a request cannot break the answer."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
 class Json(JSONResponse):
-    """JSON in ASCII, so that half a character in a request cannot break the answer."""
+    """An answer in JSON."""
 
     def render(self, content: Any) -> bytes:
         """Return the bytes."""
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return as_json(content)
 
 
 def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
@@ -90,7 +95,8 @@ def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegis
         """Continue prompts, by the residual model or its base."""
         completion = await asyncio.to_thread(Completion.of, server, settings, spelling, body)
         if not body.stream:
-            return Json(await unless_gone(request, completion.whole()))
+            answer = await unless_gone(request, completion.whole())
+            return Response(await asyncio.to_thread(as_json, answer), media_type="application/json")
         frames = completion.stream()
         first = await unless_gone(request, anext(frames))  # trouble before the first piece has a status of its own
         return StreamingResponse(_events(first, frames), media_type="text/event-stream")
@@ -114,12 +120,12 @@ def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegis
     @found.post("/score", dependencies=[Depends(json_only)])
     async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
         """Rank texts as what comes after a prefix, exactly."""
-        most = server.limits.candidates
-        if len(body.candidates) > most:
-            raise Refusal(f"{len(body.candidates)} candidates: this server takes 1 to {most}", param="candidates")
-        await asyncio.to_thread(server.encode, body.prefix)
-        work = partial(server.model.score, body.prefix, body.candidates, ends=body.ends)
-        return (await unless_gone(request, server.call(work))).to_json()
+        try:
+            await asyncio.to_thread(server.check_score, body.prefix, body.candidates)
+            work = partial(server.score, body.prefix, body.candidates, body.ends)
+            return (await unless_gone(request, server.call(work))).to_json()
+        except UserError as error:
+            raise Refusal(str(error), param="candidates") from None
 
     @found.get("/metrics")
     async def numbers() -> Response:

@@ -6,6 +6,7 @@ What the model knows of a text (its energy, its share of the weight) and of the 
 log Ẑ, the distance from the law that was aimed at) stands in an extra field, ``freenergy``.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any, final
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
 from freenergy.core.sequences import Continuations
 from freenergy.lm.sample_only import has_log_prob
 from freenergy.lm.token_log_probs import token_log_probs
@@ -71,6 +73,11 @@ class Completion:
             _leave(answers)
         texts: list[Sequence[Text]] = [found.texts for found in results] or [[_EMPTY] * self._n for _ in self.prompts]
         told = await self._places([[text.tokens for text in row] for row in texts])
+        return await asyncio.to_thread(self._answer, results, texts, told)  # up to millions of numbers
+
+    def _answer(
+        self, results: Sequence[Texts], texts: Sequence[Sequence[Text]], told: Sequence[Sequence[Sequence[Place]]]
+    ) -> dict[str, Any]:
         choices, drawn = [], 0
         for i, row in enumerate(texts):
             for r, text in enumerate(row):
@@ -154,7 +161,7 @@ class Completion:
         if self.body.logprobs is not None:
             whole = not before and self.body.echo
             prompt = self.prompts[i]
-            work = partial(self._forced, [prompt if whole else [*prompt, *before]], [[event.tokens]], echo=bool(whole))
+            work = partial(self._forced, [prompt if whole else [*prompt, *before]], [[event.tokens]], bool(whole))
             told = (await self.server.call(work, is_new=False))[0][0]
         piece = self._piece(i, event.text, shown, kept, told, is_first=not before, before=before)
         return piece | {"finish_reason": None}, len(kept)
@@ -166,13 +173,13 @@ class Completion:
             return [[[] for _ in row] for row in texts]
         for i in range(0, len(texts), _PROMPTS_AT_ONCE):
             some = slice(i, i + _PROMPTS_AT_ONCE)
-            work = partial(self._forced, self.prompts[some], texts[some], echo=bool(self.body.echo))
+            work = partial(self._forced, self.prompts[some], texts[some], bool(self.body.echo))
             # a request that only scores stands in the row like any other; one that has written was let in before
             found += await self.server.call(work, is_new=not self.requests)
         return found
 
     def _forced(
-        self, prompts: Sequence[list[int]], texts: Sequence[Sequence[Sequence[int]]], *, echo: bool
+        self, prompts: Sequence[list[int]], texts: Sequence[Sequence[Sequence[int]]], echo: bool, progress: Progress
     ) -> list[list[list[Place]]]:
         """Score the tokens of texts, with ``echo`` after those of their prompts; runs on the model thread."""
         heads = [prompt[:1] if echo else prompt for prompt in prompts]
@@ -181,7 +188,7 @@ class Completion:
             for prompt, some in zip(prompts, texts, strict=True)
         ]
         x = Continuations.from_lists(heads, rows)
-        found = token_log_probs(self.server.model.base, x, self.body.logprobs or 0)
+        found = token_log_probs(self.server.model.base, x, self.body.logprobs or 0, progress=progress)
         first = [[Place(head[0], None, ())] if echo and head else [] for head in heads]
         return [[first[b] + places(tokens, found, b, n) for n, tokens in enumerate(row)] for b, row in enumerate(rows)]
 

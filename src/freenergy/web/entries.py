@@ -5,12 +5,11 @@ The contexts of several requests become one batch, each with its own stream.
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
-from freenergy.core.progress import Advance, Progress
+from freenergy.core.progress import Progress
 from freenergy.core.rng import Streams
 from freenergy.core.scored import Scored
 from freenergy.core.sequences import Sequences
@@ -18,18 +17,19 @@ from freenergy.samplers.sampled import DrawRequest, SamplerRequest
 from freenergy.text.chunks import Drawn
 from freenergy.text.texts import Texts
 from freenergy.text.write import Added
+from freenergy.web.slices import SlicedWork
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Any other work for the thread of the models."""
+    """Any other work for the thread of the models; it reports its progress, so that it can be paused and ended."""
 
-    work: Callable[[], Any]
+    work: Callable[[Progress], Any]
 
     def answer(self, progress: Progress) -> Any:
         """Do it."""
-        return self.work()
+        return self.work(progress)
 
 
 ThreadRequest = DrawRequest | SamplerRequest | Call
@@ -58,30 +58,6 @@ def draw_together(requests: Sequence[DrawRequest], count: int) -> list[Scored]:
     return [found.of_context(b) for b in range(len(requests))]
 
 
-class ClientLeft(Exception):  # noqa: N818
-    """Nobody waits for this work any more."""
-
-
-@final
-class UntilLeft:
-    """A ``Progress`` that reports nothing and ends work that nobody waits for."""
-
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
-
-    @contextmanager
-    def track(self, label: str, total: float | int | None = None, unit: str = "") -> Iterator[Advance]:
-        """Return a callback that raises once the client has left."""
-        yield self._advance
-
-    def _advance(self, amount: float | int, note: str = "") -> None:
-        if self._is_over():
-            raise ClientLeft
-
-    def say(self, message: str) -> None:
-        """Ignore the message."""
-
-
 class Finished(NamedTuple):
     """All texts, and how they came about: the last event."""
 
@@ -103,7 +79,7 @@ class QueueEntry:
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = self.was_served = False
-        self.progress = UntilLeft(lambda: self.is_over)
+        self.sliced: SlicedWork | None = None  # the request in progress, where it is not a shared draw
 
     def tell(self, event: Event | Exception | None) -> None:
         """Pass an event on; an exception and None are the last."""
@@ -123,6 +99,19 @@ class QueueEntry:
             self.result, self.is_over = end.value, True
         except Exception as error:
             self.fail(error)
+
+    def run_slice(self) -> SlicedWork:
+        """Work on a request that shares nothing, for a slice."""
+        assert self.request is not None, "an entry that has not started is not served"
+        if self.sliced is None or self.sliced.has_ended:
+            self.sliced = SlicedWork(self.request.answer, lambda: self.is_over)
+        self.sliced.run_slice()
+        return self.sliced
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether paused work waits to be ended, since nobody waits for it."""
+        return self.is_over and self.sliced is not None and self.sliced.is_paused
 
     def fail(self, error: Exception) -> None:
         """End with an error."""

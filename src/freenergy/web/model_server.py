@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, final
 
 from freenergy.core.errors import UserError
+from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, SequenceSpace
 from freenergy.core.truncation import Truncation
@@ -15,6 +16,7 @@ from freenergy.samplers.resampling import Plain, Resampling
 from freenergy.samplers.sampled import Sampler
 from freenergy.text.chunks import Drawn
 from freenergy.text.model import ResidualModel
+from freenergy.text.ranking import Ranking
 from freenergy.text.write import Added, Writing, stream
 from freenergy.web.entries import Call, Event, Finished, Steps
 from freenergy.web.settings import Limits
@@ -69,8 +71,8 @@ class ModelServer:
         self.turns.check_room(len(requests))
         return [self.turns.ask(request.steps()) for request in requests]
 
-    async def call(self, work: Callable[[], T], *, is_new: bool = True) -> T:
-        """Do something else on the model thread, in its turn; what belongs to a request let in before is not new."""
+    async def call(self, work: Callable[[Progress], T], *, is_new: bool = True) -> T:
+        """Do something else on the model thread, in turns; what belongs to a request let in before is not new."""
         if is_new:
             self.turns.check_room(1)
         answers = self.turns.ask(_one_call(work))
@@ -89,6 +91,33 @@ class ModelServer:
         if strange is not None:
             raise UserError(f"the prompt's token {strange} is not below {V}: encode with the tokenizer of this model")
         return tokens
+
+    def check_draws(self, sampler: Sampler, num: int, length: int) -> None:
+        """Refuse a request whose candidates would have too many tokens in all."""
+        counts = [getattr(sampler, name, None) for name in ("candidates", "particles", "steps", "max_proposals")]
+        candidates = max([count for count in counts if isinstance(count, int)], default=1)
+        if (tokens := max(candidates, num) * length) > self.limits.draw_tokens:
+            raise UserError(
+                f"{max(candidates, num)} candidates of {length} tokens are {tokens} tokens: this server draws at most "
+                f"{self.limits.draw_tokens} for a text, so ask for fewer candidates or tokens"
+            )
+
+    def score(self, prefix: str, candidates: Sequence[str], ends: bool, progress: Progress) -> Ranking:
+        """Rank texts as continuations of a prefix, in parts; runs on the model thread."""
+        limits = self.limits
+        return self.model.score(
+            prefix, candidates, ends=ends, max_tokens=limits.score_tokens, max_cells=limits.cells, progress=progress
+        )
+
+    def check_score(self, prefix: str, candidates: Sequence[str]) -> None:
+        """Refuse a list that would take too long to encode: each candidate is encoded together with the prefix."""
+        _check("the number of candidates", len(candidates), self.limits.candidates)
+        self.encode(prefix)
+        if (size := len(candidates) * len(prefix) + sum(map(len, candidates))) > self.limits.score_characters:
+            raise UserError(
+                f"{len(candidates)} candidates after a prefix of {len(prefix)} characters are {size} characters to be "
+                f"encoded: this server takes at most {self.limits.score_characters}, so send fewer or a shorter prefix"
+            )
 
     @property
     def candidates(self) -> int:
@@ -114,6 +143,7 @@ class ModelServer:
         _check("n", num, limits.texts)
         _check("max_tokens", most, max(limits.tokens, self.length))
         check_limits(sampler, limits)
+        self.check_draws(sampler, num, most)
         Rng(seed)  # says what is wrong with it
         space = model.space_of(None if model.space is not None else most)
         if most <= space.length:  # of a text of several chunks each reads what fits
@@ -128,7 +158,7 @@ class ModelServer:
         )
 
 
-def _one_call(work: Callable[[], T]) -> Generator[Call, T, T]:
+def _one_call(work: Callable[[Progress], T]) -> Generator[Call, T, T]:
     return (yield Call(work))
 
 

@@ -135,13 +135,14 @@ def _questions(server: ModelServer, settings: ServerSettings) -> APIRouter:
         await asyncio.to_thread(server.request, body.prefix)  # refuses what cannot be asked
         length = server.length if server.model.space is None else None
         work = partial(server.model.next, body.prefix, top_k=body.top_k, completions=body.completions, seed=body.seed)
-        return (await unless_gone(request, server.call(partial(work, length=length)))).to_json()
+        found = server.call(lambda progress: work(length=length, progress=progress))
+        return (await unless_gone(request, found)).to_json()
 
     @found.post("/rising", dependencies=is_json)
     async def rises(body: RisingRequest, request: Request) -> dict[str, Any]:
         """Return the energy of every beginning of a text."""
         context, tokens = await asyncio.to_thread(tokens_of, server, body)
-        work = partial(rising, server.model.energy, server.tokenizer, context, tokens, rows=server.limits.rows)
+        work = partial(rising, server.model.energy, server.tokenizer, context, tokens, server.limits.least_rows)
         return {"pieces": [piece.to_json() for piece in await unless_gone(request, server.call(work))]}
 
     return found

@@ -24,6 +24,10 @@ class Limits:
     texts: int = 128  # per request
     tokens: int = 2048  # per text
     prompt_tokens: int = 8192
+    draw_tokens: int = 2**24  # of all candidates of a text
+    score_tokens: int = 2**16  # of all candidates of /score
+    score_characters: int = 2**22  # of all candidates of /score, each with its prefix
+    cells: int = 2**11  # tokens with padding per call of the models, where given texts are scored
     rows: int = 256  # continuations per call of the models
     least_rows: int = 32  # per request in a shared batch: fewer would encode its prefix too often
 

@@ -4,7 +4,7 @@ Each entry of the queue is a generator of requests (``text.write.generate``). Th
 served, with all others that request the same kind of draws: their contexts become one batch, and each draws from its
 own stream, as it would alone. An entry gets a part of the draws that it requests (all of them if no other entry waits)
 and goes to the end of the queue, so a large request delays the others by one part at most, and a disconnected client
-is noticed between two parts. A sampler that shares no draws has one turn for each of its calls.
+is noticed between two parts. Work that shares no draws (other samplers, rankings, tables) has turns of a slice each.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from freenergy.web.entries import Event, QueueEntry, Steps, draw_together, kind
 from freenergy.web.settings import Limits
 
 _LONGEST_WAIT_SECONDS = 60
+_PAUSED = object()  # instead of an answer: the work goes on at the next turn
 
 
 class Busy(Exception):  # noqa: N818
@@ -111,6 +112,7 @@ class Turns:
         self._entries: deque[QueueEntry] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._paused = set[QueueEntry]()  # used by the thread only
         self._pace_seconds, self._since_seconds = 1.0, 0.0  # of work from one finished entry to the next
 
     def __len__(self) -> int:
@@ -133,9 +135,10 @@ class Turns:
         thread, self._thread = self._thread, None
         with self._changed:
             waiting, self._entries = list(self._entries), deque()
+            for entry in waiting:
+                entry.fail(TooLong(time.monotonic() - entry.asked))
             self._changed.notify()
         for entry in waiting:
-            entry.fail(TooLong(time.monotonic() - entry.asked))
             entry.end()
         if thread is not None:
             thread.join()
@@ -163,6 +166,7 @@ class Turns:
                 self._entries.remove(entry)
                 self.counts.cancelled += 1
             entry.is_over = True
+            self._changed.notify()
 
     @torch.no_grad()
     def _work(self) -> None:
@@ -170,11 +174,13 @@ class Turns:
         me = threading.current_thread()
         while True:
             with self._changed:
-                while not self._entries and self._thread is me:
+                while not self._entries and self._thread is me and not self._abandoned():
                     self._changed.wait()
-                if self._thread is not me:
-                    return
-                entries = list(self._entries)
+                is_closing, entries = self._thread is not me, list(self._entries)
+            for entry in self._abandoned():
+                entry.run_slice()  # ends it
+            if is_closing:
+                return
             for entry in entries:
                 if entry.request is None:
                     entry.advance(None)
@@ -183,6 +189,11 @@ class Turns:
             if group:
                 self._serve(group, count)
             self._settle(entries, group, start)
+
+    def _abandoned(self) -> list[QueueEntry]:
+        """Return entries whose paused work is to be ended, and forget work that has ended."""
+        self._paused = {entry for entry in self._paused if entry.sliced is not None and entry.sliced.is_paused}
+        return [entry for entry in self._paused if entry.is_abandoned]
 
     def _next(self, entries: Sequence[QueueEntry]) -> tuple[list[QueueEntry], int]:
         """Return the entries of the next batch, and the candidates for each; 0: one call that is not shared."""
@@ -210,7 +221,7 @@ class Turns:
                     self._serve([entry], count)
             return
         for entry, part in zip(group, parts, strict=True):
-            if not entry.is_over:
+            if part is not _PAUSED and not entry.is_over:
                 entry.advance(part)
 
     def _parts(self, group: Sequence[QueueEntry], count: int) -> list[Any]:
@@ -221,11 +232,20 @@ class Turns:
             self.counts.batches[len(found)] += 1
         else:
             [entry] = group
-            assert entry.request is not None, "an entry that has not started is not served"
-            found = [entry.request.answer(entry.progress)]
+            found = [self._slice(entry)]
         for part in found:
             self.counts.tokens += _tokens(part)
         return found
+
+    def _slice(self, entry: QueueEntry) -> Any:
+        """Work on a request that shares nothing; return its answer, or that it was paused."""
+        work = entry.run_slice()
+        if not work.has_ended:
+            self._paused.add(entry)
+            return _PAUSED
+        if work.error is not None:
+            raise work.error
+        return work.result
 
     def _settle(self, entries: Sequence[QueueEntry], group: Sequence[QueueEntry], start: float) -> None:
         """Move served entries to the end of the queue, and remove finished ones."""

@@ -23,7 +23,6 @@ from freenergy import (
     exact_log_partition,
 )
 from freenergy.core.roles import Target
-from freenergy.core.scored import Scored
 from freenergy.corpus.tokenize_pair import Joined, JoinedText
 from freenergy.energies.ngram_features import NgramEnergy
 from freenergy.energies.ngram_tables import NgramTables
@@ -208,11 +207,8 @@ def test_what_cannot_be_ranked_is_one_sentence(joint):
             joint.score("w1", nothing)
     with pytest.raises(UserError, match="candidate 2 is empty"):
         joint.score("w1", [" w2", ""])
-    x = Continuations.from_lists([[]], [[[1]]])
-    log_base = torch.tensor([[torch.nan]])
-    scores = Scored(x=x, log_base=log_base, log_proposal=log_base, energy=torch.zeros(1, 1))
     with pytest.raises(UserError, match="has no score: the base gave nan"):
-        Ranking.of("", ["a"], Joined([], (JoinedText([1]),)), scores)
+        Ranking.of("", ["a"], Joined([], (JoinedText([1]),)), torch.tensor([torch.nan]), torch.zeros(1))
     joint.residual = replace(joint.residual, energy=lambda x: torch.full(x.shape, torch.nan))
     with pytest.raises(UserError, match="returned nan"):
         joint.score("w1", [" w2"])
