@@ -61,6 +61,10 @@ class ActivationEnergy(Energy, Protocol):
     base: LanguageModel
     layers: tuple[int, ...]
 
+    def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
+        """Compute φ of continuations whose activations in ``layers`` were recorded."""
+        ...
+
     def energy_of_trace(self, trace: Trace) -> Float[Tensor, "B N"]:
         """Compute E of continuations whose activations in ``layers`` were recorded."""
         ...

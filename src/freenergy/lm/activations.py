@@ -43,6 +43,11 @@ class Trace(NamedTuple):
         """Return the same with some of the layers, by their place among those that were chosen."""
         return self._replace(states=self.states[:, :, list(which)])
 
+    def padded(self, length: int) -> "Trace":
+        """Return the same with numbers for ``length`` places, 0 behind those that there are."""
+        missing = length - self.mask.shape[-1]
+        return Trace(self.states, *(pad(numbers, (0, missing)) for numbers in self[1:]))
+
     @staticmethod
     def cat(parts: "Sequence[Trace]", dim: int) -> "Trace":
         """Join traces of other contexts (dim 0) or of more candidates (dim 1)."""
@@ -67,8 +72,12 @@ class TracingLM(Protocol):
         rng: Rng,
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
+        data: Continuations | None = None,
     ) -> tuple[Draws, Trace]:
-        """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
+        """Draw as ``sample`` does, and return the trace that ``trace`` would read from them.
+
+        Given ``data``, continuations of the same contexts, the trace has theirs in front of the draws'.
+        """
 
 
 @runtime_checkable

@@ -141,10 +141,11 @@ class AdaptedLM:
         rng: Rng,
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
+        data: Continuations | None = None,
     ) -> tuple[Draws, Trace]:
-        """Draw as ``sample`` does, and return the trace that ``trace`` would read from them."""
+        """Draw as ``sample`` does, and return the trace that ``trace`` would read from them, after that of ``data``."""
         assert isinstance(self._law, TracingLM), "ask isinstance(lm, TracingLM) first"
-        return self._law.sample_traced(contexts, num, space, rng, truncation, layers)
+        return self._law.sample_traced(contexts, num, space, rng, truncation, layers, data)
 
     def save_mix(self, folder: Path) -> None:
         """Write counts and weights, without the base."""

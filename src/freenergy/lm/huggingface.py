@@ -148,9 +148,14 @@ class HuggingFaceLM:
         rng: Rng,
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
+        data: Continuations | None = None,
     ) -> tuple[Draws, Trace]:
-        """Return the same draws, and the trace that ``trace`` would read from them, at next to no cost."""
+        """Return the same draws, and the trace that ``trace`` would read from them, at next to no cost.
+
+        The trace of ``data``, other continuations of the same contexts, comes first; the contexts are read once.
+        """
         traces: list[Trace] = []
+        of_data: list[Trace] = []
         traced = traced_ancestral if self._fast is None else sampling.sample_traced
 
         def draw(*rest: Any) -> Draws:
@@ -158,17 +163,24 @@ class HuggingFaceLM:
             traces.append(trace)
             return draws
 
-        draws = self._sample(contexts, num, space, rng, truncation, tuple(layers), draw)
+        def see(first: steps.First | None, readable: Sequences, some: slice) -> None:
+            if data is not None:
+                x = data[some].to(self.device)
+                x = Continuations(readable, x.tokens, x.lengths)
+                of_data.append(self._trace(x, first, tuple(layers)).padded(space.length))
+
+        draws = self._sample(contexts, num, space, rng, truncation, tuple(layers), draw, see)
         parts = -(-num // self._rows_at_once(space.length))  # of one context's candidates
         chunks = [Trace.cat(traces[i : i + parts], dim=1) for i in range(0, len(traces), parts)]
-        return draws, Trace.cat(chunks, dim=0)
+        trace = Trace.cat(chunks, dim=0)
+        return draws, trace if data is None else Trace.cat([Trace.cat(of_data, dim=0), trace], dim=1)
 
     @torch.no_grad()
     def stepper(self, contexts: Sequences, num: int, length: int) -> Stepping:
         """Return a stepper at the start of ``num`` continuations of each context, of at most ``length`` tokens."""
         readable = started(contexts.to(self.device), self.eos).trimmed()
         check_fits(readable, length, self.max_length)
-        return self._stepping(readable, length, ())(num)
+        return self._stepping(readable, self._read(readable, ()), length, ())(num)
 
     @torch.no_grad()
     def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
@@ -179,13 +191,19 @@ class HuggingFaceLM:
         if not B or not N or not L:
             return Trace.of_nothing(B, N, padded, len(layers), self.width, self.device)
         check_fits(x.contexts, L, self.max_length)
+        return self._trace(x, None, tuple(layers)).padded(padded)
+
+    def _trace(self, x: Continuations, first: steps.First | None, layers: tuple[int, ...]) -> Trace:
+        """Return the trace of continuations; ``first`` is what was read of their contexts, where that was done."""
+        B, N, L = x.tokens.shape
         width = L if self.shares_prefix else L + x.contexts.tokens.shape[1]
         rows = max(1, _LOGITS // (4 * self.vocab_size * width))  # four arrays of this size stand side by side
         contexts, chunks = max(1, rows // N), []
         for b in range(0, B, contexts):
-            some = x[b : b + contexts]
-            trace = self._tracer(some.contexts, tuple(layers), L)
-            parts = [trace(some.candidates(slice(n, n + rows))).trace(padded) for n in range(0, N, rows)]
+            some = slice(b, b + contexts)
+            read = self._read(x.contexts[some], layers) if first is None else first.some(some)
+            trace = self._tracer(x.contexts[some], read, layers, L)
+            parts = [trace(x[some].candidates(slice(n, n + rows))).trace(L) for n in range(0, N, rows)]
             chunks.append(Trace.cat(parts, dim=1))
         return Trace.cat(chunks, dim=0)
 
@@ -199,13 +217,17 @@ class HuggingFaceLM:
         truncation: Truncation,
         layers: tuple[int, ...],
         draw: Callable[..., Draws],
+        see: Callable[[steps.First | None, Sequences, slice], None] = lambda first, readable, some: None,
     ) -> Draws:
+        """Draw; ``see`` is shown what was read of some contexts before their continuations are drawn."""
         contexts = contexts.to(self.device)
         readable = started(contexts, self.eos).trimmed()
         check_fits(readable, space.length, self.max_length)
 
         def begin(some: slice) -> Callable[[int], Stepping]:
-            return self._stepping(readable[some], space.length, layers)
+            first = self._read(readable[some], layers)
+            see(first, readable[some], some)
+            return self._stepping(readable[some], first, space.length, layers)
 
         # as many contexts as their keys and values fit
         each = 2 * self.num_layers * self.width * readable.tokens.shape[1] * self.model.dtype.itemsize
@@ -215,13 +237,18 @@ class HuggingFaceLM:
         sizes = {"rows": self._rows_at_once(space.length), "most_contexts": contexts_at_once}
         return in_chunks(begin, contexts, num, space, rng, truncation, draw=draw, **sizes)
 
-    def _stepping(self, contexts: Sequences, length: int, layers: tuple[int, ...]) -> Callable[[int], Stepping]:
-        """Read contexts once, for steppers of any number of their candidates."""
+    def _read(self, contexts: Sequences, layers: tuple[int, ...]) -> steps.First | None:
+        """Read contexts once; None where their continuations cannot use it."""
+        return steps.read(self.model, contexts, layers) if self.shares_prefix else None
+
+    def _stepping(
+        self, contexts: Sequences, first: steps.First | None, length: int, layers: tuple[int, ...]
+    ) -> Callable[[int], Stepping]:
+        """Return what makes steppers of any number of continuations of contexts that have been read."""
         edit = self._edits(contexts, length)
-        if not self.shares_prefix:
+        if first is None:
             plain = partial(steps.predict_next, self.model, layers=layers)
             return lambda count: _edited(PlainStepper(plain, contexts, count), edit())
-        first = steps.read(self.model, contexts, layers)
         if self._fast is not None:
             return self._fast.starting(first, length, layers, edit)
         return lambda count: _edited(steps.SharedStepper(self.model, first, count, length, layers), edit())
@@ -241,12 +268,13 @@ class HuggingFaceLM:
         make = self._edit
         return lambda: None if make is None else make(contexts, length)
 
-    def _tracer(self, contexts: Sequences, layers: tuple[int, ...], length: int) -> Callable[[Continuations], Recorder]:
-        """Return what traces continuations of these contexts, which are read once where that can be."""
+    def _tracer(
+        self, contexts: Sequences, first: steps.First | None, layers: tuple[int, ...], length: int
+    ) -> Callable[[Continuations], Recorder]:
+        """Return what traces continuations of these contexts."""
         edit = self._edits(contexts, length)
-        if not self.shares_prefix:
+        if first is None:
             return lambda x: steps.trace_whole(self.model, layers, x, edit())
-        first = steps.read(self.model, contexts, layers)
         return lambda x: steps.trace_after(self.model, first, layers, x, edit())
 
     def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:

@@ -30,6 +30,12 @@ class First(NamedTuple):
     prefix: Prefix
     states: Float[Tensor, "B K H"]  # at the last token
 
+    def some(self, contexts: slice) -> "First":
+        """Return what was read of some contexts."""
+        keys, values, lengths = self.prefix
+        prefix = Prefix([key[contexts] for key in keys], [value[contexts] for value in values], lengths[contexts])
+        return First(self.log_p[contexts], prefix, self.states[contexts])
+
 
 @final
 class _ContinuationLayer(CacheLayerMixin):

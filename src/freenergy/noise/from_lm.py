@@ -5,7 +5,7 @@
 The negatives of a window depend on the seed and on the number of the window, never on the batch around it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -18,6 +18,7 @@ from freenergy.core.rng import Rng, Streams
 from freenergy.core.roles import Draws, Examples, LanguageModel, Model, NoiseState
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
+from freenergy.lm.activations import Trace, TracingLM
 from freenergy.lm.token_log_probs import token_log_probs
 
 
@@ -54,6 +55,24 @@ class FromLM:
             return Draws.cat(parts, dim=0)
 
         return state, draws_by_room(data, self.space, drawn)
+
+    def draw_traced(self, data: Examples, num: int, rng: Rng, layers: Sequence[int]) -> tuple[Draws, Trace]:
+        """Draws as ``draw`` does, and returns the trace of each datum and its draws, [B, 1 + num]."""
+        assert isinstance(self.lm, TracingLM), "ask isinstance(lm, TracingLM) first"
+        rooms = data.rooms if data.rooms is not None else torch.full_like(data.rows, self.space.length)
+        parts, traces, places = list[Draws](), list[Trace](), list[Tensor]()
+        for length in rooms.unique().tolist():
+            at = (rooms == length).nonzero().flatten()
+            x, space = data.x[at], replace(self.space, length=length)
+            x = Continuations(x.contexts.trimmed(), x.tokens[:, :, :length], x.lengths)
+            stream = stream_of(rng, data.rows[at].tolist())
+            draws, trace = self.lm.sample_traced(x.contexts, num, space, stream, self.truncation, layers, x)
+            parts.append(draws)
+            traces.append(trace.padded(self.space.length))
+            places.append(at)
+        draws, trace, back = Draws.cat(parts, dim=0), Trace.cat(traces, dim=0), torch.cat(places).argsort()
+        draws = Draws(draws.x[back], draws.log_base[back], draws.log_proposal[back])
+        return draws, Trace(*(numbers[back] for numbers in trace))
 
     def log_noise(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Returns log q(x | c); −inf where a token was dropped by the truncation."""

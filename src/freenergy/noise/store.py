@@ -30,7 +30,10 @@ from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, Noise
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus import Windows
+from freenergy.lm.activations import Trace, TracingLM
+from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
+from freenergy.noise.traces import read_trace, write_trace
 
 SCHEMA = pa.schema(
     [
@@ -71,7 +74,10 @@ _WORDS = {
 
 @final
 class NegativeShards:
-    """The shards of a store that is being drawn: ``shard`` windows a file, ``batch`` of them at once."""
+    """The shards of a store that is being drawn: ``shard`` windows a file, ``batch`` of them at once.
+
+    With ``layers`` the traces of draws and data are kept next to them, where the source is a base that shows them.
+    """
 
     def __init__(
         self,
@@ -84,11 +90,14 @@ class NegativeShards:
         *,
         shard: int = 64,
         batch: int = 16,
+        layers: Sequence[int] | None = None,
     ) -> None:
         if len(rows) == 0:
             raise UserError(f"there are no windows to draw negatives for in the {identity.split} split: give more text")
         self.folder, self.rows, self.windows, self.source, self.rng = folder, rows, windows, source, rng
         self.identity, self.shard, self.batch = identity, shard, batch
+        shows = isinstance(source, FromLM) and source.together and isinstance(source.lm, TracingLM)
+        self.layers = layers if shows else None
         self.count = -(-len(rows) // shard)
         self._about = {"identity": asdict(identity), "rows": list_fingerprint(rows), "shards": self.count}
 
@@ -104,14 +113,20 @@ class NegativeShards:
             _check(path, _about(path), about)
             advance(len(some))
             return
-        parts = []
+        parts, traces, K = list[Draws](), list[Trace](), self.identity.per_prefix
         for now in some.split(self.batch):
             data = self.windows.examples(now)
-            _, draws = self.source.draw(None, self.source.init(self.rng), data, self.identity.per_prefix, self.rng)
+            if self.layers is None:
+                _, draws = self.source.draw(None, self.source.init(self.rng), data, K, self.rng)
+            else:
+                assert isinstance(self.source, FromLM), "only draws of a language model are traced"
+                draws, trace = self.source.draw_traced(data, K, self.rng, self.layers)
+                traces.append(trace)
             parts.append(draws)
             advance(len(now))
-        labels = names(self.source, self.identity.per_prefix)
-        _write(path, some, Draws.cat(parts, dim=0), labels, about)
+        if self.layers is not None:
+            write_trace(path, Trace.cat(traces, dim=0), self.layers)
+        _write(path, some, Draws.cat(parts, dim=0), names(self.source, K), about)
 
     def write(self, progress: Progress) -> None:
         """Draw what is missing, and check what is there."""
@@ -138,6 +153,7 @@ class NegativeStore:
         self.is_plain = flat.is_plain  # every draw is the base's own
         self._draws = flat.draws
         self._fingerprint: str | None = None
+        self._shard: int | None = None  # windows in each shard but the last
 
     @classmethod
     def open(cls, folder: Path, identity: Identity) -> "NegativeStore":
@@ -172,6 +188,13 @@ class NegativeStore:
         tokens, lengths = (torch.from_numpy(found[name].astype(np.int64)) for name in ("tokens", "lengths"))
         numbers = (torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal"))
         return Draws(Continuations(contexts, tokens, lengths), *numbers)
+
+    def trace(self, index: Int[Tensor, " batch"], layers: Sequence[int]) -> Trace | None:
+        """The trace of the data and negatives at these positions, where it was kept as they were drawn."""
+        if self._shard is None:
+            self._shard = pq.read_metadata(_path(self.folder, 0)).num_rows // self.per_prefix
+        paths = [_path(self.folder, k) for k in range(-(-len(self) // self._shard))]
+        return read_trace(paths, self._shard, index, layers)
 
 
 def _path(folder: Path, k: int) -> Path:

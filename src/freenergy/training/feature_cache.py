@@ -31,7 +31,8 @@ from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
 from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.features import FeatureEnergy
-from freenergy.energies.module import EnergySum
+from freenergy.energies.module import ActivationEnergy, EnergySum
+from freenergy.lm.activations import Trace
 from freenergy.training.contrastive_batches import StoredContrast, cut
 
 
@@ -118,7 +119,10 @@ class FeatureCache:
         return Pieces(shape, lambda: (self.features(energy, chunk) for chunk in self.chunks()))
 
     def features(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Float[Tensor, "chunk candidates F"]:
-        """Return features of one chunk, float32, from disk if they are there."""
+        """Return features of one chunk, float32: from traces that the store kept, or from disk if they are there."""
+        if (trace := self._trace(energy, chunk)) is not None:
+            assert isinstance(energy, ActivationEnergy), "no other energy has features of traces"
+            return energy.features_of(trace).float()
         path = _path(self.place(energy), chunk)
         if not path.is_file():
             x = self._strings(chunk)
@@ -140,8 +144,15 @@ class FeatureCache:
 
     def missing(self, energy: FeatureEnergy) -> list[int]:
         """Return the numbers of the chunks whose features are not there."""
-        place = self.place(energy)
-        return [k for k, chunk in enumerate(self.chunks()) if not _path(place, chunk).is_file()]
+        place, chunks = self.place(energy), enumerate(self.chunks())
+        unread = [(k, chunk) for k, chunk in chunks if not _path(place, chunk).is_file()]
+        return [k for k, chunk in unread if self._trace(energy, chunk[[0, -1]]) is None]
+
+    def _trace(self, energy: FeatureEnergy, chunk: Int[Tensor, " chunk"]) -> Trace | None:
+        """Return what the base computed as the chunk's negatives were drawn, if it was kept and the energy reads it."""
+        if self.length is not None or not isinstance(energy, ActivationEnergy):
+            return None
+        return self.contrast.store.trace(chunk, energy.layers)
 
     def _strings(self, chunk: Int[Tensor, " chunk"]) -> Continuations:
         x = self.contrast.all(chunk)

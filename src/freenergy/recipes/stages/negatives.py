@@ -15,6 +15,8 @@ from freenergy.core.roles import LanguageModel, Noise
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.core.workers.shards import prefetch_shards
 from freenergy.corpus import Corpus, Windows
+from freenergy.energies.probe import ProbeEnergy
+from freenergy.lm.activations import TracingLM
 from freenergy.lm.load import RECORD
 from freenergy.lm.sample_only import part_of
 from freenergy.noise.from_lm import FromLM
@@ -84,7 +86,18 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
         Rng(run.recipe.seed).child("negatives", split),
         shard=settings.shard,
         batch=max(1, ROWS // identity.per_prefix),
+        layers=traced_layers(run, lm),
     )
+
+
+def traced_layers(run: ResidualRun, lm: LanguageModel) -> tuple[int, ...] | None:
+    """The layers that the energy will read of draws, which are kept as they are drawn; None: it reads whole texts."""
+    if run.recipe.energy is None or run.recipe.training.lengths > 1 or not isinstance(lm, TracingLM):
+        return None
+    found = [part.layers_of(lm.num_layers) for part in run.recipe.energy.split() if isinstance(part, ProbeEnergy)]
+    if not found:
+        return None
+    return tuple(sorted({layer for layers in found for layer in layers}))
 
 
 def identify(run: ResidualRun, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
