@@ -32,6 +32,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.ngram_counts import NONE, CountLevel, NgramCounts, count, find
+from freenergy.lm.ngram_draws import Mixture, draw_mixture
 from freenergy.lm.stepping import in_chunks, sum_tokens
 
 _ARRAYS, _CONFIG = "ngram.safetensors", "config.json"
@@ -143,7 +144,14 @@ class NgramLM:
     def sample(
         self, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation = ANCESTRAL
     ) -> Draws:
-        """Draw ``num`` independent continuations of each context."""
+        """Draw ``num`` independent continuations of each context.
+
+        Without truncation V probabilities are never formed (``ngram_draws``); tempered and truncated draws, and those
+        that a test walks branch by branch, go through them.
+        """
+        if truncation.is_identity and rng.rows(1, 1, 1).numbers(0) is not None:
+            start = np.zeros(len(contexts), dtype=np.int64)  # the node of no tokens
+            return draw_mixture(self._mixture, [start, *self.ends(contexts)], contexts, num, space, rng)
 
         def read(some: slice) -> Callable[[int], _NgramStepper]:
             return lambda count: self.stepper(contexts[some], count, space.length)
@@ -153,6 +161,10 @@ class NgramLM:
     def stepper(self, contexts: Sequences, num: int, length: int) -> "_NgramStepper":
         """Return a stepper at the start of ``num`` continuations of each context."""
         return _NgramStepper(self, self._tail(contexts), contexts.tokens.device)
+
+    @cached_property
+    def _mixture(self) -> Mixture:
+        return Mixture.of(self.tables, self.vocab_size)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the counts and then the configuration that names them, so that one never passes for another's."""
