@@ -92,7 +92,7 @@ def _before(table: "NgramTable") -> Float64[np.ndarray, " nodes"]:
     total = np.concatenate([[0.0], np.cumsum(table.direct[:-1])])
     context = np.repeat(np.arange(len(table.first) - 1), np.diff(table.first))
     inside = total[:-1] - total[table.first[context]]
-    return context + inside.clip(min=0) / 2
+    return np.asarray(context + inside.clip(min=0) / 2)
 
 
 def draw_mixture(

@@ -1,6 +1,7 @@
 """log Z and what can be certified without it."""
 
 from freenergy.core.scored import effective_sample_size
+from freenergy.partition.annealed import Annealed, AnnealedBounds, Schedule, annealed_bounds
 from freenergy.partition.certificate import certified_gain
 from freenergy.partition.drawing import ancestral, distinct, log_weights, stratified
 from freenergy.partition.estimate import LogPartition
@@ -12,13 +13,17 @@ from freenergy.partition.weights import WeightSums, log_partition
 
 __all__ = [
     "ESTIMATORS",
+    "Annealed",
+    "AnnealedBounds",
     "Exact",
     "Importance",
     "LogPartition",
+    "Schedule",
     "StepLogProbs",
     "StoppingRule",
     "WeightSums",
     "ancestral",
+    "annealed_bounds",
     "certified_gain",
     "distinct",
     "effective_sample_size",

@@ -12,7 +12,11 @@ from freenergy.partition.estimate import LogPartition
 
 ESTIMATORS = Registry[PartitionEstimator[LogPartition]](
     "estimator of log Z",
-    {"importance": "freenergy.partition.importance:Importance", "exact": "freenergy.partition.exact:Exact"},
+    {
+        "importance": "freenergy.partition.importance:Importance",
+        "exact": "freenergy.partition.exact:Exact",
+        "annealed": "freenergy.partition.annealed:Annealed",
+    },
 )
 
 

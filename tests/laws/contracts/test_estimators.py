@@ -24,6 +24,10 @@ ROWS = {
         ({"until.width_nats": 0.5}, False, False),
     ],
     "exact": [({}, True, True)],
+    "annealed": [
+        ({"chains": 2, "schedule.temperatures": 1}, False, True),
+        ({"chains": 3, "schedule.temperatures": 3, "schedule.power": 2.0}, False, False),  # E[w] = Z: test_annealed
+    ],
 }
 each_row = pytest.mark.parametrize(
     ("name", "settings", "is_exact", "is_unbiased"), [(name, *row) for name, rows in ROWS.items() for row in rows]
@@ -110,8 +114,8 @@ def test_the_exact_sum_is_not_warned_of():
 
 
 def test_names_and_settings_that_are_not_there():
-    with pytest.raises(UserError, match="no estimator of log Z 'annealed'"):
-        estimator_named("annealed")
+    with pytest.raises(UserError, match="no estimator of log Z 'guessed'"):
+        estimator_named("guessed")
     with pytest.raises(UserError, match="has no setting 'width'"):
         estimator_named("importance", {"width": 1})
     with pytest.raises(UserError, match="draw is 'any'"):
