@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 BENCH_READY := .venv/.bench-ready
 
-.PHONY: demo demo-tiny test test-laws test-faults bench bench-quick check format browser clean
+.PHONY: demo demo-tiny test test-laws test-faults test-attacks bench bench-quick check format browser clean
 
 demo: $(READY)
 	$(BIN)/freenergy run demo
@@ -25,6 +25,10 @@ test-laws: $(READY)
 # About forty minutes: kills, full disks, torn files and ten thousand bad inputs. Its short form is in make test.
 test-faults: $(READY)
 	$(BIN)/pytest -n 2 --dist loadfile -vv -m faults
+
+# All that an adversary has tried, with 64 clients under attack and ten thousand turned bits; its short form is in make test.
+test-attacks: $(READY)
+	$(BIN)/pytest -n 2 --dist loadfile -vv -m "faults or not faults" tests/faults/attacks
 
 # About forty minutes; stopped, it resumes with BENCH=--continue. The last lines report what has become slower.
 bench: $(BENCH_READY)

@@ -62,23 +62,21 @@ def joint(make_joint):
 @pytest.fixture(scope="session")
 def serving():
     """A server on a free port of loopback, in a thread of this process."""
-    import uvicorn
-
-    from freenergy.web.running import address, bound
+    from freenergy.web.connections import SocketLimits
+    from freenergy.web.running import LimitedServer, address, bound
 
     @contextmanager
-    def serving(app):
+    def serving(app, sockets=None, grace_seconds=2.0, proxies=()):
         listener = bound("127.0.0.1", 0)
         where = address(listener)
-        quiet = {"log_level": "warning", "access_log": False, "server_header": False}
-        config = uvicorn.Config(app, timeout_graceful_shutdown=2, **quiet)
-        server = uvicorn.Server(config)
+        server = LimitedServer(app, sockets or SocketLimits(), grace_seconds=grace_seconds, proxies=proxies)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
                 assert thread.is_alive()
                 time.sleep(0.005)
+            app.state.server = server
             yield where
         finally:
             server.should_exit = True
@@ -96,10 +94,12 @@ def serve(serving, joint):
     from freenergy.web.settings import Limits, ServerSettings
 
     @contextmanager
-    def serve(model=joint, *, token=None, max_bytes=2**20, **limits):
+    def serve(model=joint, *, token=None, max_bytes=2**20, sockets=None, grace_seconds=2.0, **limits):
         engine = ModelServer(model, Limits(**limits))
         settings = ServerSettings(name="tiny", token=token, max_bytes=max_bytes)
-        with serving(create_app(engine, settings)) as address:
+        app = create_app(engine, settings)
+        engine.app_server = lambda: app.state.server
+        with serving(app, sockets, grace_seconds) as address:
             yield address, engine
 
     return serve

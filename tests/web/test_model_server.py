@@ -13,7 +13,7 @@ from freenergy.core.truncation import Truncation
 from freenergy.lm.remote import RemoteLM
 from freenergy.samplers import Plain, Resampling
 from freenergy.text.write import Writing, stream
-from freenergy.web.model_server import Added, Busy, Drawn, Finished, ModelServer, TooLong
+from freenergy.web.model_server import Added, Busy, Drawn, Finished, ModelServer, Stopping, TooLong
 from freenergy.web.settings import Limits
 
 QUESTIONS = {
@@ -374,7 +374,7 @@ def test_closing_tells_who_waits(gated):
         await asyncio.to_thread(gate.begun.wait, 10)
         threading.Timer(0.1, gate.open.set).start()
         await asyncio.to_thread(engine.close)
-        with pytest.raises(TooLong):
+        with pytest.raises(Stopping, match="being stopped"):
             await task
 
     asyncio.run(wait())

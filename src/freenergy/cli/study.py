@@ -98,11 +98,15 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; put it behind HTTPS beyond loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     name: Annotated[list[str] | None, typer.Option(help="A host name that raters use, as behind a proxy.")] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a proxy whose X-Forwarded-For and -Proto are believed; may be given again."),
+    ] = None,
 ) -> None:
     """Show the pages to raters; answers are on disk before they are acknowledged."""
     try:
         from freenergy.apps.study.web import create_study_app
-        from freenergy.web.running import run
+        from freenergy.web.running import checked_proxies, run
         from freenergy.web.security import LOOPBACK_HOSTS, is_loopback
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: install it with pip install 'freenergy[web]'") from None
@@ -111,7 +115,8 @@ def serve(
     known = (*LOOPBACK_HOSTS, *(name or ()))
     with Store(Study.open(folder)) as store:
         app = create_study_app(store, hosts=known if is_loopback(host) or name else None)
-        run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True))
+        proxies = checked_proxies(trust_proxy or ())
+        run(app, host=host, port=port, words=lambda words: typer.echo(words, err=True), proxies=proxies)
 
 
 @study_app.command()

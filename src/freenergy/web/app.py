@@ -24,7 +24,7 @@ from freenergy.samplers.registry import about_samplers
 from freenergy.web import playground
 from freenergy.web.completions import Completion
 from freenergy.web.dialect import CompletionRequest, Refusal, ScoreRequest, as_event, is_base_name, kind_of, malformed
-from freenergy.web.model_server import Busy, ModelServer, TooLong
+from freenergy.web.model_server import ModelServer, NotServed
 from freenergy.web.security import error_body, json_only, secure, unless_gone
 from freenergy.web.settings import ServerSettings
 from freenergy.web.spelling import Spelling
@@ -75,9 +75,10 @@ def create_app(server: ModelServer, settings: ServerSettings) -> FastAPI:
         told = {"status": "ok" if is_alive else "stopped", "model": settings.name, "queue": len(server.turns)}
         return Json(told | {"uptime_seconds": round(uptime, 1)}, 200 if is_alive else 503)
 
-    for kind in (UserError, RequestValidationError, Busy, TooLong, AnyHTTPException):
+    for kind in (UserError, RequestValidationError, NotServed, AnyHTTPException):
         app.add_exception_handler(kind, _error_response)
-    secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts)
+    app.state.drain = server.turns.drain
+    secure(app, max_bytes=settings.max_bytes, hosts=settings.hosts, is_allowed=settings.is_allowed)
     app.add_middleware(_Counting, registry=registry)
     return app
 
@@ -142,7 +143,7 @@ async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) 
         async for frame in frames:
             yield as_event(frame)
         yield as_event("[DONE]")
-    except (UserError, Busy, TooLong) as error:
+    except (UserError, NotServed) as error:
         yield as_event(_status_and_body(error)[1])
     except Exception:
         _log.exception("a stream failed")

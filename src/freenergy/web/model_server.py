@@ -19,10 +19,14 @@ from freenergy.text.model import ResidualModel
 from freenergy.text.ranking import Ranking
 from freenergy.text.write import Added, Writing, stream
 from freenergy.web.entries import Call, Event, Finished, Steps
+from freenergy.web.not_served import Busy, NotServed, Stopping, TooLong
 from freenergy.web.settings import Limits
-from freenergy.web.turns import Answers, Busy, TooLong, Turns
+from freenergy.web.turns import Answers, Turns
 
-__all__ = ["Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "TooLong"]
+__all__ = [
+    "Added", "Answers", "Busy", "Drawn", "Event", "Finished", "GenerationRequest", "ModelServer", "NotServed",
+    "Stopping", "TooLong",
+]  # fmt: skip
 
 T = TypeVar("T")
 _LENGTH, _CANDIDATES = 40, 256  # where nothing says how many

@@ -39,7 +39,7 @@ from freenergy.samplers.sampled import DrawRequest, Sampled
 from freenergy.text.texts import Texts, diagnosis, evidence_lines, finite
 from freenergy.web.dialect import Body, Setting, TokenId
 from freenergy.web.entries import Steps
-from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, TooLong
+from freenergy.web.model_server import Added, Answers, Drawn, GenerationRequest, ModelServer, NotServed
 from freenergy.web.security import json_only, unless_gone
 from freenergy.web.settings import ServerSettings
 
@@ -248,7 +248,7 @@ async def lines(server: ModelServer, answers: Answers) -> AsyncIterator[str]:
                     yield _line({"event": "added", "text": server.tokenizer.decode(tokens)})
                 else:
                     yield _line(written(event.texts))
-        except (UserError, TooLong) as error:
+        except (UserError, NotServed) as error:
             yield _line({"event": "error", "message": str(error)})
 
 

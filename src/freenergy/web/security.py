@@ -7,9 +7,10 @@ arrive, since a content-length need not be true. Internal errors are logged here
 
 import asyncio
 import ipaddress
+import json
 import logging
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, final
 
 from fastapi import FastAPI, HTTPException, Request
@@ -28,15 +29,25 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+NO_TOKEN = "the token is missing or wrong: send it as Authorization: Bearer TOKEN"
 _GONE = 499  # never received by the client; only for the metrics
 _log = logging.getLogger("freenergy.web")
 T = TypeVar("T")
 
 
-def secure(app: FastAPI, *, max_bytes: int, hosts: Sequence[str] | None) -> None:
-    """Add the middleware: refuses bodies beyond ``max_bytes`` and Host headers not in ``hosts`` (None: any)."""
+def secure(
+    app: FastAPI,
+    *,
+    max_bytes: int,
+    hosts: Sequence[str] | None,
+    is_allowed: Callable[[str], bool] = lambda authorization: True,
+) -> None:
+    """Add the middleware: refuses bodies beyond ``max_bytes`` and Host headers not in ``hosts`` (None: any).
+
+    A request with a body is refused before the body is read unless ``is_allowed`` says yes to its Authorization header.
+    """
     known = None if hosts is None else frozenset(host.lower() for host in hosts)
-    app.add_middleware(_Guard, max_bytes=max_bytes, hosts=known)
+    app.add_middleware(_Guard, max_bytes=max_bytes, hosts=known, is_allowed=is_allowed)
 
 
 def is_loopback(host: str) -> bool:
@@ -62,6 +73,19 @@ async def json_only(request: Request) -> None:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "the body must be application/json: say so in the content-type")
+    try:
+        json.loads(await request.body(), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError):
+        return  # not JSON, of which the parser of the route says more
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object with a key twice: two readers of it could take different values."""
+    if len(found := dict(pairs)) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise HTTPException(400, f"the key {twice[:100]!r} stands twice in the body: send it once")
+    return found
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -87,8 +111,10 @@ async def _gone(request: Request) -> None:
 class _Guard:
     """The middleware; plain ASGI, so that streams are not buffered and a disconnected client is noticed."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, hosts: frozenset[str] | None) -> None:
-        self.app, self.max_bytes, self.hosts = app, max_bytes, hosts
+    def __init__(
+        self, app: ASGIApp, *, max_bytes: int, hosts: frozenset[str] | None, is_allowed: Callable[[str], bool]
+    ) -> None:
+        self.app, self.max_bytes, self.hosts, self.is_allowed = app, max_bytes, hosts, is_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,11 +131,11 @@ class _Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        refused = self._refused(Headers(scope=scope))
+        refused = self._refused(scope)
         if refused is not None:
-            status, words = refused
-            error = error_body(words, kind="invalid_request_error")
-            return await JSONResponse(error, status)(scope, receive, guarded)
+            status, words, more = refused
+            kind = {401: "authentication_error", 503: "server_error"}.get(status, "invalid_request_error")
+            return await JSONResponse(error_body(words, kind=kind), status, more)(scope, receive, guarded)
         try:
             await self.app(scope, self._counted(receive), guarded)
         except Exception:
@@ -119,16 +145,27 @@ class _Guard:
             error = error_body("the server failed on this request, and has logged why", kind="server_error")
             await JSONResponse(error, 500)(scope, receive, guarded)
 
-    def _refused(self, headers: Headers) -> tuple[int, str] | None:
-        """Return status and message of an error that is visible before the body is read."""
+    def _refused(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        """Return status, message and headers of an error that is visible before the body is read."""
+        headers, close = Headers(scope=scope), {"Connection": "close"}
+        if getattr(getattr(scope.get("app"), "state", None), "is_draining", False):
+            return 503, "the server is being stopped: try again in a few seconds", close | {"Retry-After": "5"}
         named = [_without_port(host) for host in headers.getlist("host")]
         if self.hosts is not None and (len(named) != 1 or named[0] not in self.hosts):
-            return 400, f"the Host header is not one of {', '.join(sorted(self.hosts))}: use one of these addresses"
+            words = f"the Host header is not one of {', '.join(sorted(self.hosts))}: use one of these addresses"
+            return 400, words, {}
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
-            return 400, "the content-length is not a number: leave it to your HTTP library"
+            return 400, "the content-length is not a number: leave it to your HTTP library", close
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return 400, "the request has a content-length and a transfer-encoding: send one of the two", close
         if len(length) > 18 or int(length) > self.max_bytes:
-            return 413, _too_large(self.max_bytes)
+            return 413, _too_large(self.max_bytes), {}
+        if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            return 415, "compressed bodies are not read: send it without a content-encoding", {}
+        has_body = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if has_body and not self.is_allowed(headers.get("authorization", "")):
+            return 401, NO_TOKEN, {"WWW-Authenticate": "Bearer"}
         return None
 
     def _counted(self, receive: Receive) -> Receive:

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request
 
 from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
-from freenergy.web.security import LOOPBACK_HOSTS, is_loopback, same_token
+from freenergy.web.security import LOOPBACK_HOSTS, NO_TOKEN, is_loopback, same_token
 
 TOKEN_VARIABLE = "FREENERGY_TOKEN"
 
@@ -68,11 +68,12 @@ class ServerSettings:
         """The model name of the base LM alone."""
         return f"{self.name}-base"
 
+    def is_allowed(self, authorization: str) -> bool:
+        """Whether an Authorization header holds the token, if one is set."""
+        kind, _, given = authorization.partition(" ")
+        return self.token is None or (kind.lower() == "bearer" and same_token(given.strip(), self.token))
+
     async def authorise(self, request: Request) -> None:
-        """FastAPI dependency of every route that uses the model: checks the bearer token, if one is set."""
-        if self.token is None:
-            return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not same_token(given.strip(), self.token):
-            words = "the token is missing or wrong: send it as Authorization: Bearer TOKEN"
-            raise HTTPException(401, words, {"WWW-Authenticate": "Bearer"})
+        """FastAPI dependency of every route that uses the model."""
+        if not self.is_allowed(request.headers.get("authorization", "")):
+            raise HTTPException(401, NO_TOKEN, {"WWW-Authenticate": "Bearer"})

@@ -20,29 +20,11 @@ import torch
 from freenergy.core.scored import Scored
 from freenergy.samplers.sampled import DrawRequest, Sampled
 from freenergy.web.entries import Event, QueueEntry, Steps, draw_together, kind
+from freenergy.web.not_served import Busy, Stopping, TooLong
 from freenergy.web.settings import Limits
 
 _LONGEST_WAIT_SECONDS = 60
 _PAUSED = object()  # instead of an answer: the work goes on at the next turn
-
-
-class Busy(Exception):  # noqa: N818
-    """The queue is full."""
-
-    status = 429
-
-    def __init__(self, retry_after_seconds: int) -> None:
-        super().__init__(f"the queue is full: try again in {retry_after_seconds} s")
-        self.headers = {"Retry-After": str(retry_after_seconds)}
-
-
-class TooLong(Exception):  # noqa: N818
-    """The request timed out."""
-
-    status = 408
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the request timed out after {seconds:g} seconds: ask for less, or try again later")
 
 
 @final
@@ -112,6 +94,7 @@ class Turns:
         self._entries: deque[QueueEntry] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._is_draining = False
         self._paused = set[QueueEntry]()  # used by the thread only
         self._pace_seconds, self._since_seconds = 1.0, 0.0  # of work from one finished entry to the next
 
@@ -127,30 +110,39 @@ class Turns:
         """Start the thread; later calls do nothing."""
         if self._thread is not None:
             return
+        self._is_draining = False
         self._thread = threading.Thread(target=self._work, name="freenergy-model", daemon=True)
         self._thread.start()
+
+    def drain(self) -> None:
+        """Refuse new entries; waiting ones get an error."""
+        with self._changed:
+            waiting, self._entries, self._is_draining = list(self._entries), deque(), True
+            for entry in waiting:
+                entry.fail(Stopping())
+            self._changed.notify()
+        for entry in waiting:
+            entry.end()
 
     def close(self) -> None:
         """Stop after the current batch; waiting entries get an error."""
         thread, self._thread = self._thread, None
-        with self._changed:
-            waiting, self._entries = list(self._entries), deque()
-            for entry in waiting:
-                entry.fail(TooLong(time.monotonic() - entry.asked))
-            self._changed.notify()
-        for entry in waiting:
-            entry.end()
+        self.drain()
         if thread is not None:
             thread.join()
 
     def check_room(self, entries: int) -> None:
-        """Raise ``Busy`` if ``entries`` more do not fit."""
+        """Raise ``Busy`` if ``entries`` more do not fit, ``Stopping`` if none is taken any more."""
+        if self._is_draining:
+            raise Stopping
         if len(self._entries) + entries > self.limits.queue:
             self.counts.refused += 1
             raise Busy(min(max(1, round(self._pace_seconds * len(self._entries))), _LONGEST_WAIT_SECONDS))
 
     def ask(self, steps: Steps) -> Answers:
         """Join the queue. Call it inside the event loop that will listen."""
+        if self._is_draining:
+            raise Stopping
         entry = QueueEntry(steps, asyncio.get_running_loop())
         answers = Answers(self, entry, self.limits.timeout_seconds)
         with self._changed:

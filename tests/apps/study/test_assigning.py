@@ -135,7 +135,9 @@ def test_answers_are_counted_once_and_only_whole(make_store, sides):
         with pytest.raises(RefusedError, match=why):
             answer(store, rater, token, given_sides)
     assert answer(store, one, page.token, good)
-    assert not answer(store, one, page.token, {place: 3 - side for place, side in good.items()})
+    assert not answer(store, one, page.token, good)
+    with pytest.raises(RefusedError, match="changed"):
+        answer(store, one, page.token, {place: 3 - side for place, side in good.items()})
     with store.transaction() as db:
         votes = ballots(db)
     assert [vote.choice for vote in votes] == ["b"] * 4

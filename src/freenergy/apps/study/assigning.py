@@ -57,7 +57,7 @@ class End(NamedTuple):
 class RefusedError(Exception):
     """Answers that are not counted."""
 
-    def __init__(self, why: Literal["unknown", "expired", "incomplete"]) -> None:
+    def __init__(self, why: Literal["unknown", "expired", "incomplete", "changed"]) -> None:
         super().__init__(why)
         self.why = why
 
@@ -85,6 +85,9 @@ def answer(store: Store, rater: Rater, token: str, sides: Mapping[int, int]) -> 
         if page is None:
             raise RefusedError("unknown")
         if page["state"] == "answered":
+            counted = db.execute("SELECT place, side FROM votes WHERE page = ?", (page["id"],)).fetchall()
+            if {row["place"]: row["side"] for row in counted} != dict(sides):
+                raise RefusedError("changed")
             return False
         if page["state"] == "expired":
             raise RefusedError("expired")

@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from freenergy.apps.study.assigning import End, RefusedError, answer, next_page
 from freenergy.apps.study.store import Rater, Store
+from freenergy.core.files import fingerprint
 from freenergy.report import look, page_templates
 from freenergy.web.security import secure
 
@@ -28,7 +29,8 @@ _PAGES = Path(__file__).with_name("study_pages")
 _MAX_BYTES = 16_384  # per request: four answers and two tokens
 _MOST_FIELDS = 16
 _COOKIE_SECONDS = 90 * 24 * 3600
-_WRONG, _WITHIN_SECONDS = 10, 60.0  # wrong invitations from one address before it has to wait
+_WRONG, _WITHIN_SECONDS = 10, 60.0  # wrong invitations from one address, or of one secret, before it has to wait
+_NAMES = 10_000  # addresses and invitations that are remembered
 _FORM = "application/x-www-form-urlencoded"
 _ENDS = {
     "finished": ("Thank you!", "There is nothing left for you to compare. Your answers are kept."),
@@ -45,28 +47,32 @@ _ENDS = {
 _REFUSALS = {
     "unknown": (403, "These answers do not belong to a page of yours, and were not counted."),
     "expired": (409, "This page was open for too long and went to another rater. Its answers were not counted."),
+    "changed": (409, "This page was answered before, and those answers count. The new ones were not counted."),
     "incomplete": (422, "One or more choices are missing, so nothing was counted yet."),
 }
 
 
 @final
 class Attempts:
-    """Counts wrong invitations by address, within a time window."""
+    """Counts wrong invitations by address and by invitation, within a time window."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
 
-    def wait_seconds(self, address: str) -> float:
-        """Return how long an address has to wait; 0 if it may try."""
+    def wait_seconds(self, *names: str) -> float:
+        """Return how long whoever has one of these names has to wait; 0 if it may try."""
         since = time.monotonic() - _WITHIN_SECONDS
         recent = {known: [when for when in times if when >= since] for known, times in self._times.items()}
         self._times = {known: times for known, times in recent.items() if times}
-        times = self._times.get(address, [])
-        return 0.0 if len(times) < _WRONG else times[0] - since
+        waits = [times[0] - since for name in names if len(times := self._times.get(name, [])) >= _WRONG]
+        return max(waits, default=0.0)
 
-    def add(self, address: str) -> None:
-        """Count a wrong invitation."""
-        self._times.setdefault(address, []).append(time.monotonic())
+    def add(self, *names: str) -> None:
+        """Count a wrong invitation; the oldest names are forgotten where there are too many."""
+        for name in names:
+            self._times.setdefault(name, []).append(time.monotonic())
+        while len(self._times) > _NAMES:
+            del self._times[next(iter(self._times))]
 
 
 @final
@@ -85,22 +91,28 @@ class _Site:
 
     async def enter(self, request: Request) -> Response:
         """Turn an invitation into a session."""
-        address = request.client.host if request.client is not None else ""
-        if wait := self._attempts.wait_seconds(address):
-            found = self._enter(message="Too many wrong invitations: wait a minute, then try again.", status=429)
-            found.headers["Retry-After"] = str(int(wait) + 1)
-            return found
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise HTTPException(403)  # another site's page would enter its visitors under an invitation of its choice
         token = (await _form(request)).get("token", "").strip()
         session = await run_in_threadpool(self._store.enter, token) if token else None
-        if session is None:
-            self._attempts.add(address)
-            words = "This invitation is not known. Open the link that you were sent."
-            return self._enter(message=words, status=403)
+        if session is None:  # a right invitation is never kept out: all raters may have the address of one proxy
+            return self._wrong(request, token)
         response, is_https = RedirectResponse("/rate", status_code=303), request.url.scheme == "https"
         response.set_cookie(
             COOKIE, session, max_age=_COOKIE_SECONDS, httponly=True, samesite="strict", secure=is_https, path="/"
         )
         return response
+
+    def _wrong(self, request: Request, token: str) -> Response:
+        """Refuse a wrong invitation, and after some of them the address and the invitation for a minute."""
+        address = request.client.host if request.client is not None else ""
+        names = (f"address {address}", f"invitation {fingerprint(token)}")
+        if wait := self._attempts.wait_seconds(*names):
+            found = self._enter(message="Too many wrong invitations: wait a minute, then try again.", status=429)
+            found.headers["Retry-After"] = str(int(wait) + 1)
+            return found
+        self._attempts.add(*names)
+        return self._enter(message="This invitation is not known. Open the link that you were sent.", status=403)
 
     async def show(self, request: Request) -> Response:
         rater = await self._rater(request)
