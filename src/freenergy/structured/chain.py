@@ -16,7 +16,7 @@ from torch import Tensor
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.structured import distribution, log_space, search
+from freenergy.structured import distribution, log_space, partition, score, search
 from freenergy.structured.allowed import Allowed
 from freenergy.structured.distribution import Taggings
 from freenergy.structured.positions import positions
@@ -51,14 +51,17 @@ class LinearChain:
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         allowed: Allowed | None = None,
+        compiled: bool = True,
     ) -> None:
         if emissions.dim() != 3 or 0 in emissions.shape[1:]:
             raise UserError(
                 f"emissions have the shape {list(emissions.shape)}: give [sequences, positions, labels], none 0"
             )
-        self._given = _Arguments(emissions, transitions, start, end, lengths, mask, allowed or Allowed())
+        self._given = _Arguments(emissions, transitions, start, end, lengths, mask, allowed or Allowed(), compiled)
         self._positions = positions(len(emissions), emissions.shape[1], lengths, mask, emissions.device)
-        self._potentials = potentials(emissions, transitions, start, end, self._given.allowed, self._positions)
+        self._potentials = potentials(
+            emissions, transitions, start, end, self._given.allowed, self._positions, compiled
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -73,26 +76,13 @@ class LinearChain:
 
     def log_partition(self) -> Float[Tensor, " B"]:
         """Return log Z; −inf for a row where nothing is allowed, 0 for one without positions."""
-        log_z = log_space.log_partition(self._potentials).to(self._potentials.emissions.dtype)
-        if not bool((log_z.detach() < INF).all()):
-            self._potentials.refuse_bad_numbers()
-        return log_z
+        return partition.log_partition(self._potentials)
 
     def log_score(self, y: Int[Tensor, "B *num T"]) -> Float[Tensor, " B *num"]:
         """Return score(y), −inf where y is forbidden; labels at masked positions are not looked at."""
         num = y.shape[1:-1]
         y = self._checked(y.reshape(self.shape[0], -1, self.shape[1]))
-        x, A = self._potentials.dense()
-        kept = self._positions.kept.unsqueeze(1)
-        total = torch.where(kept, x.unsqueeze(1).expand(*y.shape, -1).gather(-1, y.unsqueeze(-1)).squeeze(-1), 0.0).sum(
-            -1
-        )
-        if self.shape[1] > 1:
-            rows = torch.arange(len(y), device=y.device).view(-1, 1, 1)
-            steps = torch.arange(self.shape[1] - 1, device=y.device)
-            into = A[y[..., :-1], y[..., 1:]] if A.dim() == 2 else A[rows, steps, y[..., :-1], y[..., 1:]]
-            total = total + torch.where(kept[..., 1:], into, 0.0).sum(-1)
-        return total.view(-1, *num).to(self._potentials.emissions.dtype)
+        return score.log_score(self._potentials, y).view(-1, *num)
 
     def log_prob(self, y: Int[Tensor, "B *num T"]) -> Float[Tensor, " B *num"]:
         """Return log p(y): of one labelling per row [B, T], or of several [B, num, T]."""
@@ -108,13 +98,20 @@ class LinearChain:
         g = self._given
         allowed = g.allowed.with_labels(labels)
         return LinearChain(
-            g.emissions, g.transitions, start=g.start, end=g.end, lengths=g.lengths, mask=g.mask, allowed=allowed
+            g.emissions,
+            g.transitions,
+            start=g.start,
+            end=g.end,
+            lengths=g.lengths,
+            mask=g.mask,
+            allowed=allowed,
+            compiled=g.compiled,
         )
 
     def marginals(self) -> Float[Tensor, "B T K"]:
         """Return p(y_t = k); 0 at masked positions."""
         self._log_partition_of_paths()
-        return self._positions.unpack(log_space.marginals(self._potentials)).to(self._potentials.emissions.dtype)
+        return self._positions.unpack(partition.marginals(self._potentials))
 
     def pair_marginals(self) -> Float[Tensor, "B T1 K K"]:
         """Return p(y_s = j, y_t = k) at entry t − 1, where s is the kept position before t; 0 where there is none."""
@@ -124,8 +121,10 @@ class LinearChain:
 
     def argmax(self) -> Taggings:
         """Return the most probable tagging of each row (Viterbi) and its score."""
-        best = self.top_k(1)
-        return Taggings(best.labels[:, 0], best.log_score[:, 0])
+        labels, best = search.argmax(self._potentials)
+        if self._positions.order is not None:
+            labels = self._positions.unpack_labels(labels.unsqueeze(1)).squeeze(1)
+        return Taggings(labels, best.to(self._potentials.emissions.dtype))
 
     def posterior_argmax(self) -> Int[Tensor, "B T"]:
         """Return the most probable label of each position: most expected right labels, perhaps a forbidden tagging."""
@@ -138,8 +137,8 @@ class LinearChain:
         if k < 1:
             raise UserError(f"k is {k}: set it to 1 or more")
         self._potentials.refuse_bad_numbers()
-        labels, score = search.top_k(self._potentials, k)
-        return Taggings(self._positions.unpack_labels(labels), score.to(self._potentials.emissions.dtype))
+        labels, scores = search.top_k(self._potentials, k)
+        return Taggings(self._positions.unpack_labels(labels), scores.to(self._potentials.emissions.dtype))
 
     def sample(self, num: int, rng: Rng) -> Int[Tensor, "B num T"]:
         """Draw ``num`` independent taggings of each row."""
@@ -181,11 +180,10 @@ class LinearChain:
 
     def _log_partition_of_paths(self) -> Float[Tensor, " B"]:
         log_z = self.log_partition()
-        closed = (log_z.detach() == -INF).nonzero().flatten().tolist()
-        if closed:
-            raise UserError(
-                f"no tagging of sequence {closed[0]} is allowed: loosen the constraints or correct its labels"
-            )
+        closed = log_z.detach() == -INF
+        if bool(closed.any()):
+            row = int(closed.int().argmax())
+            raise UserError(f"no tagging of sequence {row} is allowed: loosen its constraints or correct its labels")
         return log_z
 
     def _checked(self, y: Int[Tensor, "B num T"]) -> Int[Tensor, "B num T"]:
@@ -193,9 +191,8 @@ class LinearChain:
         K = self.shape[2]
         y = self._positions.pack(y.transpose(1, 2)).transpose(1, 2)
         y = y if self._positions.is_full else torch.where(self._positions.kept.unsqueeze(1), y, 0)
-        bad = ((y < 0) | (y >= K)).nonzero()
-        if len(bad):
-            row, n, position = bad[0].tolist()
+        if y.numel() and not 0 <= int(y.min()) <= int(y.max()) < K:
+            row, n, position = ((y < 0) | (y >= K)).nonzero()[0].tolist()
             label = int(y[row, n, position])
             raise UserError(f"label {label} of sequence {row} is not in the tag set: labels run from 0 to {K - 1}")
         return y
@@ -211,6 +208,7 @@ class _Arguments:
     lengths: Tensor | None
     mask: Tensor | None
     allowed: Allowed
+    compiled: bool
 
 
 def _weighted(probs: Tensor, values: Tensor) -> Tensor:

@@ -66,6 +66,11 @@ class Positions:
         """Unpack steps that were put at the positions they lead to; nothing leads to a row's first one."""
         return self.unpack(values)[:, 1:]
 
+    def rows(self, rows: Int[Tensor, " R"]) -> "Positions":
+        """Return some of the rows, which are packed already."""
+        lengths = self.lengths[rows]
+        return Positions(len(rows), self.T, lengths, bool((lengths == self.T).all()), None)
+
     def unpack_labels(self, labels: Int[Tensor, "B num T"]) -> Int[Tensor, "B num T"]:
         """Bring labels back to the positions of the caller."""
         return self.unpack(labels.transpose(1, 2), NO_LABEL).transpose(1, 2)

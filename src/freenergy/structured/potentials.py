@@ -30,6 +30,7 @@ class Potentials:
     end: Float[Tensor, "*B K"] | None
     allowed: Allowed
     positions: Positions
+    compiled: bool = True
 
     @property
     def has_constraints(self) -> bool:
@@ -95,6 +96,7 @@ def potentials(
     end: Tensor | None,
     allowed: Allowed,
     positions: Positions,
+    compiled: bool = True,
 ) -> Potentials:
     """Check shapes, bring everything to one type and into the order of kept positions."""
     B, T, K = emissions.shape
@@ -123,6 +125,7 @@ def potentials(
             labels=None if allowed.labels is None else positions.pack(allowed.labels.to(emissions.device)),
         ),
         positions,
+        compiled,
     )
 
 

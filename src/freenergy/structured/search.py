@@ -12,7 +12,23 @@ from torch import Tensor
 from freenergy.core.rng import Rng
 from freenergy.structured.distribution import NO_LABEL
 from freenergy.structured.log_space import alphas, step
+from freenergy.structured.partition import detached, recursion
+from freenergy.structured.plain import BAD, PlainChains
 from freenergy.structured.potentials import INF, Potentials
+
+
+def argmax(p: Potentials) -> tuple[Int[Tensor, "B T"], Float[Tensor, " B"]]:
+    """Return the best labelling, packed, and its score; NO_LABEL and −inf where none is allowed."""
+    x, A, start, end = detached(p)
+    way = recursion(p, A)
+    if isinstance(way, PlainChains):
+        p.refuse_bad_numbers()
+        labels, score = top_k(p, 1)
+        return labels[:, 0], score[:, 0]
+    labels, score, status = way.best(x, A, start, end, p.positions.lengths)
+    if bool((status == BAD).any()):
+        p.refuse_bad_numbers()
+    return labels, score
 
 
 def top_k(p: Potentials, k: int) -> tuple[Int[Tensor, "B k T"], Float[Tensor, "B k"]]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from freenergy import Continuations, HuggingFaceLM, Rng, Sequences, SequenceSpace, Truncation
+from freenergy.core import compiled as compiler
 from freenergy.core.rng import choose
 from freenergy.core.truncation import ANCESTRAL, normalised
 from freenergy.lm.activations import traced_ancestral
@@ -591,10 +592,10 @@ def test_without_a_compiler_plain_torch_decodes(monkeypatch, tmp_path):
 
 
 def test_the_library_is_compiled_once(compiled, monkeypatch):
-    calls, run = [], fused.subprocess.run
+    calls, run = [], compiler.subprocess.run
     spy = SimpleNamespace(run=lambda command, **k: calls.append(command) or run(command, **k))
-    spy.CalledProcessError = fused.subprocess.CalledProcessError
-    monkeypatch.setattr(fused, "subprocess", spy)
+    spy.CalledProcessError = compiler.subprocess.CalledProcessError
+    monkeypatch.setattr(compiler, "subprocess", spy)
     assert isinstance(fused._library(), ctypes.CDLL)
     assert [command[1:] for command in calls] == [["--version"]]
 

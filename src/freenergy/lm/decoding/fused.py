@@ -9,12 +9,7 @@ of torch matters. Where there is no compiler, or it fails, ``kernels`` is None a
 """
 
 import ctypes
-import os
-import platform
-import shutil
-import subprocess
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -24,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu, pad
 
-from freenergy.core.files import atomic_write, fingerprint
+from freenergy.core.compiled import compiled_library
 from freenergy.core.rng import BLOCK
 from freenergy.corpus.resources.fetch import cache_folder
 from freenergy.lm.decoding.drawing import DrawnTokens
@@ -36,8 +31,6 @@ LANES = 64  # candidates in a block
 FEWEST = 32  # candidates of a context from which on this pays off: half a block is idle then
 _LOGITS = 2**24  # numbers of logits held at once: 64 MB
 Functions = dict[str, Callable[..., None]]
-# no -ffast-math: linked into a library it would change the rounding of the whole process
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-fPIC", "-shared")
 
 
 def kernels() -> "Fused | None":
@@ -58,29 +51,7 @@ def _functions() -> Functions | None:
 
 
 def _library() -> ctypes.CDLL | None:
-    compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return None
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-        name = fingerprint([_SOURCE.read_text(), _PRODUCTS.read_text(), version, list(_FLAGS), _processor()])
-        path = cache_folder() / "compiled" / f"fused-{name}.so"
-        with suppress(OSError):  # not there, damaged or made for another system
-            return ctypes.CDLL(str(path))
-        with atomic_write(path) as aside:
-            subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(aside)], capture_output=True, check=True)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _processor() -> str:
-    """Return what -march=native depends on: a cache may be shared by different machines."""
-    info = Path("/proc/cpuinfo")
-    if not info.is_file():
-        return f"{platform.machine()} {platform.processor()}"
-    names = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in info.read_text().splitlines() if line.startswith(names)}))
+    return compiled_library(cache_folder() / "compiled", "fused", [_SOURCE, _PRODUCTS])
 
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
