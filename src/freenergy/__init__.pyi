@@ -81,6 +81,8 @@ from freenergy.samplers import Sampled as Sampled
 from freenergy.samplers import Sampler as Sampler
 from freenergy.samplers import Sequential as Sequential
 from freenergy.samplers import sampler_named as sampler_named
+from freenergy.tagging.sentences import Sentence as Sentence
+from freenergy.tagging.tagger import Tagger as Tagger
 from freenergy.text.model import ResidualModel as ResidualModel
 from freenergy.text.nbest import rank_file as rank_file
 from freenergy.text.ranking import Ranking as Ranking

@@ -22,7 +22,8 @@ from freenergy.core.rng import Rng
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.tokenize_pair import join
 from freenergy.models.residual import no_energy
-from freenergy.recipes import load, load_base
+from freenergy.recipes import load_base
+from freenergy.recipes.open_run import load_residual
 from freenergy.text.model import RECORD, ResidualModel
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class TextModel:
     @classmethod
     def open(cls, run: str, *, base: bool = False, n: int = 64, length: int = 40, seed: int = 0) -> "TextModel":
         """Return the residual model of a run (or of a saved pair); with ``base``, the run's language model alone."""
-        return cls(_base_alone(run) if base else load(run), n=n, length=length, seed=seed)
+        return cls(_base_alone(run) if base else load_residual(run), n=n, length=length, seed=seed)
 
     def log_scores(self, context: str, continuations: Sequence[str]) -> list[float]:
         """Return log_score of each continuation of one context; they are comparable with each other only."""

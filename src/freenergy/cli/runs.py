@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from freenergy.cli.show import Bars
     from freenergy.runs.run import Recipe
 
+_WRITE = "Write with it: freenergy sample {folder} --prefix 'Once upon a time'"
 WorkersName = Annotated[
     str,
     typer.Option(
@@ -71,7 +72,9 @@ def _run(loaded: "Recipe", out: Path | None, stage: str | None, workers: str, as
         return
     if page is not None:
         typer.echo(f"What it has shown, with figures: open {page} in a browser.")
-    typer.echo(f"The run is in {folder}. Write with it: freenergy sample {folder} --prefix 'Once upon a time'")
+    is_tagger = getattr(loaded, "family", "") == "tagging"
+    use = f"Tag with it: freenergy tag {folder} FILE" if is_tagger else _WRITE.format(folder=folder)
+    typer.echo(f"The run is in {folder}. {use}")
 
 
 def _page(folder: Path, bars: "Bars") -> Path | None:
@@ -149,6 +152,7 @@ def evaluate(
     from freenergy.cli.show import Bars
     from freenergy.cli.show.results import show_evaluation
     from freenergy.core.workers.pool import worker_pool
+    from freenergy.recipes.load import load_run
     from freenergy.recipes.stages.evaluation import EvaluationRequest
     from freenergy.recipes.stages.evaluation import evaluate as measure
 
@@ -156,7 +160,12 @@ def evaluate(
         texts=tuple(text or ()), split=split, windows=windows, candidates=candidates, baselines=baselines
     )
     with Bars() as bars, worker_pool(workers) as pool:
-        summary = measure(run_folder, request, bars, workers=pool)
+        if getattr(load_run(run_folder).recipe, "family", "") == "tagging":
+            from freenergy.recipes.stages.tagging import evaluate_tagger
+
+            summary = evaluate_tagger(run_folder, request, bars)
+        else:
+            summary = measure(run_folder, request, bars, workers=pool)
     if as_json:
         print_json(summary)
     else:

@@ -156,9 +156,9 @@ def next_token(
     """What comes next under the base and under the residual model, side by side, with standard errors."""
     from freenergy.cli.show import Bars
     from freenergy.cli.show.results import show_next
-    from freenergy.recipes import load
+    from freenergy.recipes.open_run import load_residual
 
-    model = load(run_folder)
+    model = load_residual(run_folder)
     with Bars() as bars:
         found = model.next(
             prefix, written=written, top_k=top_k, completions=completions, length=length, seed=seed, progress=bars
@@ -184,13 +184,20 @@ def score(
     """Rank lists of candidates with the residual model: exact, since Z is the same for all of a list."""
     from freenergy.cli.show import Bars, show_table
     from freenergy.cli.show.results import show_lists
-    from freenergy.recipes import load
+    from freenergy.recipes.open_run import load_residual
     from freenergy.text.nbest import rank_file, tables
 
     given = dict(_weight(text) for text in weights or ())
     with Bars() as bars:
         found = rank_file(
-            load(run_folder), file, out=out, tune=tune, ends=ends, weights=given or None, seed=seed, progress=bars
+            load_residual(run_folder),
+            file,
+            out=out,
+            tune=tune,
+            ends=ends,
+            weights=given or None,
+            seed=seed,
+            progress=bars,
         )
     if as_json:
         print_json(found)

@@ -1,19 +1,23 @@
 """The way back into a run from Python."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import file_hash
+from freenergy.core.files import file_hash, read_json
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.registry import load_energy
 from freenergy.models.residual import no_energy
-from freenergy.recipes.load import load_text_run
+from freenergy.recipes.families.tagging import TaggingRecipe
+from freenergy.recipes.load import load_run, load_text_run
 from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.energy import MODEL
 from freenergy.recipes.stages.language_models import load_base as load_run_base
 from freenergy.recipes.stages.language_models import rung_names
+from freenergy.runs.run import RECIPE
+from freenergy.tagging.settings import TaggingData
+from freenergy.tagging.tagger import Tagger
 from freenergy.text.model import RECORD as JOINT
 from freenergy.text.model import ResidualModel
 
@@ -25,7 +29,36 @@ class Base(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(folder: str | Path) -> ResidualModel:
+def load(folder: str | Path) -> Any:
+    """The model of a run: a ``Tagger`` of the family tagging, else a ``ResidualModel``, also of a saved folder."""
+    if is_tagger(folder):
+        return load_tagger(folder).tagger
+    return load_residual(folder)
+
+
+class LoadedTagger(NamedTuple):
+    """A tagger, and how the files of its training were laid out."""
+
+    tagger: Tagger
+    data: TaggingData
+
+
+def is_tagger(folder: str | Path) -> bool:
+    """Return whether a folder is a run of the family tagging."""
+    path = Path(folder) / RECIPE
+    return path.is_file() and read_json(path).get("family") == "tagging"
+
+
+def load_tagger(folder: str | Path) -> LoadedTagger:
+    """The tagger of a run."""
+    run = load_run(folder)
+    if not isinstance(run.recipe, TaggingRecipe):
+        raise UserError(f"{folder} is a run of the family {run.recipe.family}: give one of the family tagging")
+    run.finished("tagger")
+    return LoadedTagger(Tagger.load(run.stage("tagger")), run.recipe.data)
+
+
+def load_residual(folder: str | Path) -> ResidualModel:
     """The residual model of a run, or of a folder that ``ResidualModel.save_pretrained`` has made."""
     if (Path(folder) / JOINT).is_file():
         return ResidualModel.from_pretrained(folder)
@@ -56,7 +89,7 @@ def load_base(folder: str | Path) -> Base:
 def load_or_base(folder: str | Path) -> ResidualModel:
     """Load the residual model of a run or of a saved folder; a run without an energy gives its base with E = 0."""
     if (Path(folder) / JOINT).is_file() or load_text_run(folder).recipe.energy is not None:
-        return load(folder)
+        return load_residual(folder)
     lm, tokenizer = load_base(folder)
     return ResidualModel(lm, no_energy, tokenizer)
 

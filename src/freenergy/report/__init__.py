@@ -50,6 +50,11 @@ def page_templates(folder: Path = _HERE) -> "Environment":
 def write_report(run: Run[Any], progress: Progress) -> Path:
     """Draw the figures of a finished run and write its page; returns the page's path."""
     try:
+        if getattr(run.recipe, "family", "") == "tagging":
+            from freenergy.report.tagging import write_tagging_report
+
+            written: Path = write_tagging_report(run, progress)
+            return written
         from freenergy.report.figures import draw
         from freenergy.report.learning_curve import draw_learning_curve
         from freenergy.report.page import page, read_evaluation

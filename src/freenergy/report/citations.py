@@ -6,7 +6,9 @@ from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, RankingNCE
 from freenergy.recipes.families.residual import ResidualRecipe
+from freenergy.recipes.families.tagging import TaggingRecipe
 from freenergy.runs.run import Recipe, Run
+from freenergy.tagging.settings import NeuralTagger
 
 _ENTRIES = {
     "deng2020residual": """@inproceedings{deng2020residual,
@@ -55,6 +57,17 @@ _ENTRIES = {
                Linguistics: Human Language Technologies},
   pages     = {4171--4186}, year = {2019}
 }""",
+    "lafferty2001crf": """@inproceedings{lafferty2001crf,
+  title     = {Conditional Random Fields: Probabilistic Models for Segmenting and Labeling Sequence Data},
+  author    = {Lafferty, John and McCallum, Andrew and Pereira, Fernando},
+  booktitle = {Proceedings of the Eighteenth International Conference on Machine Learning},
+  pages     = {282--289}, year = {2001}
+}""",
+    "hu2019transducer": """@inproceedings{hu2019transducer,
+  title     = {Neural {CRF} Transducers for Sequence Labeling},
+  author    = {Hu, Kai and Ou, Zhijian and Hu, Min and Feng, Junlan},
+  booktitle = {{IEEE} International Conference on Acoustics, Speech and Signal Processing}, year = {2019}
+}""",
     "ou2024energy": """@article{ou2024energy,
   title   = {Energy-Based Models with Applications to Speech and Language Processing},
   author  = {Ou, Zhijian},
@@ -69,9 +82,23 @@ def cite(run: Run[Any]) -> str:
     return "\n\n".join(_ENTRIES[key] for key in methods(run.recipe)) + "\n"
 
 
+def _of_tagger(recipe: TaggingRecipe) -> dict[str, str]:
+    law = recipe.tagger.law if isinstance(recipe.tagger, NeuralTagger) else recipe.tagger.kind
+    if law in ("crf", "features"):
+        return {"lafferty2001crf": "the law of tags: a linear-chain conditional random field"}
+    if law in ("rnnt", "transducer"):
+        return {
+            "hu2019transducer": "the law of tags: a prediction network over all tags before",
+            "ou2024energy": "its training",
+        }
+    return {"ou2024energy": "the law of tags, among its relatives"}
+
+
 def methods(recipe: Recipe) -> dict[str, str]:
     """Return the key of each paper to cite, and what of it is used."""
     used: dict[str, str] = {}
+    if isinstance(recipe, TaggingRecipe):
+        return _of_tagger(recipe)
     if isinstance(getattr(recipe, "base", None), NgramBase):
         used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"
     if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:

@@ -94,6 +94,9 @@ def _show_energy(summary: dict[str, Any]) -> None:
 
 def show_evaluation(summary: dict[str, Any]) -> None:
     """Show what was measured of base, residual model and baselines, in the report's tables, and what they write."""
+    if "rates" in summary:
+        _show_rates(summary)
+        return
     headline, rungs = tables.headline(summary), summary.get("ladder") or []
     show_wide(headline.caption, headline.columns, headline.rows)
     if len(rungs) > 1:
@@ -115,6 +118,15 @@ def show_evaluation(summary: dict[str, Any]) -> None:
             if name in sample:
                 OUT.print(f"  [bold]{name:5}[/bold] {escape(sample[name])}")
         OUT.print()
+
+
+def _show_rates(summary: dict[str, Any]) -> None:
+    """What a tagger is worth."""
+    from freenergy.report.tagging_tables import confusion_table, rate_table, sentence
+
+    OUT.print(escape(sentence(summary)))
+    for table in (rate_table(summary), confusion_table(summary)):
+        show_table(table.caption, table.columns, table.rows)
 
 
 _SHOWN = {"local": _show_local, "negatives": _show_negatives, "energy": _show_energy, "evaluation": show_evaluation}

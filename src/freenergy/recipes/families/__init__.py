@@ -20,6 +20,7 @@ FAMILIES = {
     "language-model": "freenergy.recipes.families.language_model:LanguageModelRecipe",
     "translation": "freenergy.apps.translation.domain:TranslationRecipe",
     "images": "freenergy.apps.images.domain:ImagesRecipe",
+    "tagging": "freenergy.recipes.families.tagging:TaggingRecipe",
 }
 
 

@@ -50,7 +50,7 @@ from freenergy.noise.store import NegativeShards, NegativeStore
 from freenergy.partition import certified_gain
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.load import load_text_run
-from freenergy.recipes.open_run import load
+from freenergy.recipes.open_run import load_residual
 from freenergy.recipes.stages.candidates import open_candidates
 from freenergy.recipes.stages.negatives import stored_identity
 from freenergy.runs.run import Plan, Stage, finish
@@ -114,7 +114,7 @@ def _work(run: ResidualRun, settings: Distilling, out: Path, progress: Progress)
 
 def _distil(run: ResidualRun, settings: Distilling, out: Path, progress: Progress) -> None:
     work, rng = out / _WORK, Rng(run.recipe.seed).child("distil")
-    corpus, joint = Corpus.open(run.stage("corpus")), load(run.folder)
+    corpus, joint = Corpus.open(run.stage("corpus")), load_residual(run.folder)
     base = network(joint.base)
     held_out = _held_out(run, corpus, joint, settings.validation_windows)
     task = DistilTask(
