@@ -34,6 +34,8 @@ ENERGIES = {  # module, settings, and the energy that they build
     "product": ("product", "ProductEnergy", "Product"),
 }
 
+LOADED = {"discrete": ("discrete", "Discrete")}  # fitted by another family, and loaded here
+
 if TYPE_CHECKING:
     AnyEnergy = EnergySettings
     PartEnergy = EnergySettings
@@ -55,7 +57,7 @@ def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer
     if not (folder / CONFIG).is_file():
         raise UserError(f"there is no energy in {folder}: give a folder that an energy's save_pretrained has made")
     kind = read_json(folder / CONFIG).get("kind")
-    module, _, name = ENERGIES.get(str(kind), ("", "", ""))
+    module, name = LOADED.get(str(kind)) or ENERGIES.get(str(kind), ("", "", ""))[::2]
     if not name:
         raise UserError(f"{folder / CONFIG} names an energy of kind {kind!r}: train it again with this version")
     with corruption_as_user_error(folder, "train it again, or copy the whole folder from where it was made"):

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, read_json
 from freenergy.core.roles import LanguageModel
+from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus import Corpus, Tokenizer
 from freenergy.energies.registry import load_energy
+from freenergy.lm.load import load_lm
 from freenergy.models.residual import no_energy
+from freenergy.recipes.families.random_field import RandomFieldRecipe, RandomFieldRun
 from freenergy.recipes.families.tagging import TaggingRecipe
 from freenergy.recipes.load import load_run, load_text_run
 from freenergy.recipes.stages.chunks import open_corpus
@@ -63,6 +66,8 @@ def load_residual(folder: str | Path) -> ResidualModel:
     if (Path(folder) / JOINT).is_file():
         return ResidualModel.from_pretrained(folder)
     run = load_text_run(folder)
+    if isinstance(run.recipe, RandomFieldRecipe):
+        return _field(run)
     if run.recipe.energy is None:
         raise UserError(f"the run in {folder} has no energy: add an [energy] section to its recipe, or use load_base")
     run.finished(rung_names(run)[-1])
@@ -76,6 +81,18 @@ def load_residual(folder: str | Path) -> ResidualModel:
         max_context += (text_length - 1) // corpus.chunks[0] * corpus.chunks[0]
     lengths = {"max_context": max_context, "text_length": text_length}
     return ResidualModel(lm, energy, corpus.tokenizer, space=corpus.space, **lengths)
+
+
+def _field(run: RandomFieldRun) -> ResidualModel:
+    """The random field as a residual model of whole sentences."""
+    run.finished("base")
+    run.finished("field")
+    corpus = Corpus.open(run.stage("corpus"))
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    energy = load_energy(run.stage("field") / MODEL, base=lm, tokenizer=corpus.tokenizer)
+    longest = int(run.finished("field")["summary"]["longest"])
+    space = SequenceSpace(vocab_size=lm.vocab_size, length=longest + 1, eos=lm.eos)
+    return ResidualModel(lm, energy, corpus.tokenizer, space=space, max_context=longest)
 
 
 def load_base(folder: str | Path) -> Base:
@@ -100,5 +117,6 @@ def model_key(folder: str | Path) -> list[str]:
     if (folder / JOINT).is_file():
         return [file_hash(path) for path in sorted(folder.rglob("*")) if path.is_file()]
     run = load_text_run(folder)
-    energy = () if run.recipe.energy is None else ("energy",)
+    of_field = isinstance(run.recipe, RandomFieldRecipe)
+    energy = ("field",) if of_field else () if run.recipe.energy is None else ("energy",)
     return [run.finished(name)["key"] for name in (rung_names(run)[-1], *energy)]

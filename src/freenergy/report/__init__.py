@@ -55,6 +55,10 @@ def write_report(run: Run[Any], progress: Progress) -> Path:
 
             written: Path = write_tagging_report(run, progress)
             return written
+        if getattr(run.recipe, "family", "") == "random-field":
+            from freenergy.report.field_page import write_field_report
+
+            return write_field_report(run, progress, run.folder / PAGE, run.folder / FIGURES)
         from freenergy.report.figures import draw
         from freenergy.report.learning_curve import draw_learning_curve
         from freenergy.report.page import page, read_evaluation

@@ -5,6 +5,7 @@ from typing import Any
 from freenergy.lm.settings import NgramBase
 from freenergy.noise.settings import InfilledNegatives
 from freenergy.objectives import BinaryNCE, RankingNCE
+from freenergy.recipes.families.random_field import RandomFieldRecipe
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.families.tagging import TaggingRecipe
 from freenergy.runs.run import Recipe, Run
@@ -68,12 +69,33 @@ _ENTRIES = {
   author    = {Hu, Kai and Ou, Zhijian and Hu, Min and Feng, Junlan},
   booktitle = {{IEEE} International Conference on Acoustics, Speech and Signal Processing}, year = {2019}
 }""",
+    "wang2018trf": """@article{wang2018trf,
+  title   = {Learning Trans-Dimensional Random Fields with Applications to Language Modeling},
+  author  = {Wang, Bin and Ou, Zhijian and Tan, Zhiqiang},
+  journal = {IEEE Transactions on Pattern Analysis and Machine Intelligence}, volume = {40}, number = {4},
+  pages   = {876--890}, year = {2018}
+}""",
+    "martin1998exchange": """@article{martin1998exchange,
+  title   = {Algorithms for Bigram and Trigram Word Clustering},
+  author  = {Martin, Sven and Liermann, J{\\"o}rg and Ney, Hermann},
+  journal = {Speech Communication}, volume = {24}, number = {1}, pages = {19--37}, year = {1998}
+}""",
     "ou2024energy": """@article{ou2024energy,
   title   = {Energy-Based Models with Applications to Speech and Language Processing},
   author  = {Ou, Zhijian},
   journal = {Foundations and Trends in Signal Processing}, volume = {18}, number = {1--2}, pages = {1--199},
   year    = {2024}
 }""",
+}
+
+_OF_FIELDS = {
+    "ou2024energy": "random-field language models, the features of Table 3.2",
+    "wang2018trf": "trans-dimensional random fields",
+    "martin1998exchange": "word classes by exchange",
+    "gutmann2010nce": "the objective: binary noise-contrastive estimation",
+    "lawson2019energy": "the certificate: the law that resampling induces",
+    "nowozin2018debiasing": "log Z from above, and the jackknife",
+    "vehtari2024pareto": "k̂, the diagnostic of the weights' tail",
 }
 
 
@@ -101,6 +123,8 @@ def methods(recipe: Recipe) -> dict[str, str]:
         return _of_tagger(recipe)
     if isinstance(getattr(recipe, "base", None), NgramBase):
         used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"
+    if isinstance(recipe, RandomFieldRecipe):
+        return used | _OF_FIELDS
     if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:
         return used
     used["deng2020residual"] = "the residual energy, and the upper and lower estimates of perplexity"

@@ -7,7 +7,7 @@ import pytest
 
 from freenergy import UserError, load_recipe
 from freenergy.recipes.families import FAMILIES, family_class
-from freenergy.recipes.load import make_recipe, recipes
+from freenergy.recipes.load import RECIPES, make_recipe, recipes
 from freenergy.recipes.sections import all_sections, kind_of, with_kinds
 from freenergy.runs.run import Recipe
 
@@ -58,7 +58,9 @@ def test_a_recipe_without_a_family_is_residual():
         loaded = load_recipe(name)
         assert isinstance(loaded, Recipe)
         old = loaded.to_json()
-        assert old.pop("family") == "residual"
+        if (family := old.pop("family")) != "residual":
+            assert f'family = "{family}"' in (RECIPES / f"{name}.toml").read_text()
+            continue
         assert make_recipe(old) == loaded, "runs that were made before there were families are read"
 
 

@@ -14,7 +14,8 @@ from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.core.format import interval, learning_sentence, significant
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes import StageResult
-from freenergy.report import tables
+from freenergy.report import field_tables, tables
+from freenergy.report.field_tables import is_field
 from freenergy.text.texts import COLUMNS, NextTable, Texts, evidence_lines
 
 
@@ -31,7 +32,7 @@ def _show(result: StageResult) -> None:
     match result.name:
         case "corpus" if "splits" in result.summary:
             _show_corpus(result.summary)
-        case "local" | "negatives" | "energy" | "evaluation":
+        case "field" | "rivals" | "local" | "negatives" | "energy" | "evaluation":
             _SHOWN[result.name](result.summary)
         case "candidates":
             drawn = result.summary
@@ -92,10 +93,39 @@ def _show_energy(summary: dict[str, Any]) -> None:
         OUT.print("  " + learning_sentence(summary["learning_curve"]))
 
 
+def _show_fit(summary: dict[str, Any]) -> None:
+    """Show the fit of a random field."""
+    cut = f"{summary['cut_draws']:,} draws were longer than {summary['longest']} words"
+    OUT.print(f"  {summary['features']:,} features, {summary['nonzeros']:,} of them found; {cut}")
+    table = field_tables.penalties(summary)
+    show_table(f"{table.caption}; {summary['l2']:g} was kept", table.columns, table.rows)
+
+
+def _show_rivals(summary: dict[str, Any]) -> None:
+    """Show the rivals of a random field."""
+    for name, record in summary.items():
+        OUT.print("  " + escape(f"{name}: {', '.join(f'{key} {_short(value)}' for key, value in record.items())}"))
+
+
+def _show_field(summary: dict[str, Any]) -> None:
+    """Show what was measured of a random field."""
+    for table in (field_tables.perplexities, field_tables.gains, field_tables.normaliser):
+        found = table(summary)
+        show_table(found.caption, found.columns, found.rows)
+    OUT.print(f"[bold]{escape(field_tables.sentence(summary))}[/bold]")
+    if summary["field"]["verdict"]:
+        OUT.print(f"[bold]mind:[/bold] {escape(summary['field']['verdict'])}")
+    for each in summary["sentences"]:
+        OUT.print(f"  {escape(each)}")
+
+
 def show_evaluation(summary: dict[str, Any]) -> None:
     """Show what was measured of base, residual model and baselines, in the report's tables, and what they write."""
     if "rates" in summary:
         _show_rates(summary)
+        return
+    if is_field(summary):
+        _show_field(summary)
         return
     headline, rungs = tables.headline(summary), summary.get("ladder") or []
     show_wide(headline.caption, headline.columns, headline.rows)
@@ -129,7 +159,14 @@ def _show_rates(summary: dict[str, Any]) -> None:
         show_table(table.caption, table.columns, table.rows)
 
 
-_SHOWN = {"local": _show_local, "negatives": _show_negatives, "energy": _show_energy, "evaluation": show_evaluation}
+_SHOWN = {
+    "field": _show_fit,
+    "rivals": _show_rivals,
+    "local": _show_local,
+    "negatives": _show_negatives,
+    "energy": _show_energy,
+    "evaluation": show_evaluation,
+}
 
 
 def _short(value: Any) -> str:

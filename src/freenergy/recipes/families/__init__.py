@@ -18,6 +18,7 @@ DEFAULT = "residual"
 FAMILIES = {
     DEFAULT: "freenergy.recipes.families.residual:ResidualRecipe",
     "language-model": "freenergy.recipes.families.language_model:LanguageModelRecipe",
+    "random-field": "freenergy.recipes.families.random_field:RandomFieldRecipe",
     "translation": "freenergy.apps.translation.domain:TranslationRecipe",
     "images": "freenergy.apps.images.domain:ImagesRecipe",
     "tagging": "freenergy.recipes.families.tagging:TaggingRecipe",

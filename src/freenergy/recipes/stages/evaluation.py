@@ -183,6 +183,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a run's residual model, or read what was measured before; docs/evaluation.md describes the result."""
     this = load_text_run(folder, workers)
+    if this.recipe.family == "random-field":
+        from freenergy.recipes.stages.field_evaluation import evaluate_field
+
+        return evaluate_field(this, request.split, request.candidates, bool(request.texts or request.windows), progress)
     if this.recipe.energy is None:
         raise UserError(
             f"the run in {folder} has no energy, so there is only its base to measure, which `freenergy run` does: add "
