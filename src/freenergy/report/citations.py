@@ -123,10 +123,8 @@ def methods(recipe: Recipe) -> dict[str, str]:
         return _of_tagger(recipe)
     if isinstance(getattr(recipe, "base", None), NgramBase):
         used["chen1998smoothing"] = "the base: interpolated modified Kneser-Ney smoothing"
-    if isinstance(recipe, RandomFieldRecipe):
-        return used | _OF_FIELDS
     if not isinstance(recipe, ResidualRecipe) or recipe.energy is None:
-        return used
+        return used | (_OF_FIELDS if isinstance(recipe, RandomFieldRecipe) else {})
     used["deng2020residual"] = "the residual energy, and the upper and lower estimates of perplexity"
     match recipe.training.objective:
         case BinaryNCE(kind="conditional"):
