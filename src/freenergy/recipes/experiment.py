@@ -31,6 +31,7 @@ class ExperimentRow:
     set: Table = field(default_factory=dict)
     scratch: bool = False  # begin from scratch, where the others begin with the weights of the first row
     control: bool = False  # also run a control of equal compute
+    against: tuple[str, ...] = ()  # rows above that it is compared with, besides the first
 
 
 @final
@@ -108,7 +109,7 @@ class Experiment:
         yield first
         controls: list[SweepRow] = []
         for i, each in enumerate(self.rows):
-            made = row(each.set, f"rows.{i}", scratch=each.scratch, name=each.name, kind="row")
+            made = row(each.set, f"rows.{i}", scratch=each.scratch, name=each.name, kind="row", against=each.against)
             if each.control:
                 controls.append(_control(each.name, [made]))
             yield made

@@ -81,7 +81,8 @@ def whole_table(table, loaded):
 
 def test_every_experiment_is_read():
     names = ("wikitext", "level", "start-epoch", "multi30k", "tatoeba", "mnist")
-    assert set(experiments()) == {"chunks-wikitext", *(f"earm-{name}" for name in names)}
+    of_energies = ("chunks-wikitext", "ladder-wikitext", "equal-compute")
+    assert set(experiments()) == {*of_energies, *(f"earm-{name}" for name in names)}
     for name, about in experiments().items():
         assert about
         loaded = load_experiment(name)
@@ -254,3 +255,38 @@ def test_refusals(changes, words):
         make_experiment({**BASE, **changes})
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_equal_compute(text, tmp_path):
+    """A base that is tuned for longer is compared, without its energy, with the energy on a shorter tuning."""
+    table = tomllib.loads((resources.files("freenergy.recipes") / "experiments/equal-compute.toml").read_text())
+    table["rows"] = table["rows"][:2]
+    for steps, row in enumerate(table["rows"], start=1):
+        row["set"]["base"]["tune"] = {"block": 16, "validation_tokens": 50,
+                                      "optimisation": {"steps": 4 * steps, "batch_size": 2, "learning_rate": 0.01,
+                                                       "validate_every": 4}}  # fmt: skip
+    table["recipe"] = {
+        "corpus": {"source": text[0].split('"')[1], "documents": "paragraph", "deduplicate": 0, "prefix": 10,
+                   "continuation": 10, "validation_share": 0.1, "test_share": 0.2},
+        "chunk": 5,
+        "tokenizer": {"vocab_size": 300},
+        "base": {"block": 16, "validation_tokens": 50, "optimisation": {"steps": 2, "validate_every": 1},
+                 "local": {"order": 2, "num_windows": 4}},
+        "energy": {"kind": "probe"},
+    }  # fmt: skip
+    table["set"] = {
+        "negatives": {"windows": 20, "per_prefix": 4, "validation_windows": 4, "validation_per_prefix": 7},
+        "evaluation": {"windows": 6, "samples": 1, "candidates": 8, "certified_windows": 4, "position_windows": 0},
+    }
+    found = run_sweep(make_experiment(table), tmp_path)
+    pairs = {(each["ours"], each["other"]): dict(each["on_test"]) for each in found["comparisons"]}
+    assert set(pairs) == {("2T", "T"), ("T", "base"), ("2T", "base")}
+    summaries = {row: read_json(tmp_path / "seed-0" / row / "evaluation" / "evaluation.json") for row in ("t", "2t")}
+    longer, certified = summaries["2t"]["ladder"][-2], summaries["t"]["ladder"][-1]
+    assert (longer["name"], certified["name"]) == ("local", "energy")
+    without = pairs["2T", "T"]["percent lower perplexity without our energy"]
+    ratio = longer["perplexity"] / certified["perplexity"]
+    assert without[0] == pytest.approx(100 * (1 - ratio), abs=1e-3)
+    table["rows"][1]["against"] = ["3T"]
+    with pytest.raises(UserError, match=r"'2T' is against '3T': name one of the other rows"):
+        make_experiment(table)

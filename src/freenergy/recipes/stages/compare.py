@@ -1,11 +1,13 @@
 """Runs of residual models as rows of a table: compared window by window, with an interval over documents.
 
     percent lower perplexity = 100 · (1 − exp(−Σ_w (log P_ours − log P_other)_w / Σ_w tokens_w))      log P certified
+    … without our energy     = the same with the exact log P of our highest rung: what its CPU time buys without one
 
 log P is summed over the chunks of a window where it was measured chunk by chunk.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,30 +26,51 @@ from freenergy.recipes.stages.chunks import open_corpus
 
 
 def compare_rows(ours: Sequence[ResidualRun], others: Sequence[ResidualRun], rng: Rng) -> dict[str, Measurement]:
-    """Returns by how much our perplexity is lower, where both sides have an energy and a base with probabilities."""
+    """Returns by how much our perplexity is lower, where both sides have an energy and a base with probabilities.
+
+    Where the rungs below our energy are other ones, they are compared with the other model too, without our energy:
+    a base that was tuned for longer against an energy on one that was not.
+    """
     if any(run.recipe.energy is None or isinstance(run.recipe.base, SamplesBase) for run in (*ours, *others)):
         return {}
     a, b = ([_scored(run) for run in side] for side in (ours, others))
-    _, tokens, documents = a[0]
-    if not all(np.array_equal(of_run, tokens) for _, of_run, _ in (*a, *b)):
+    tokens, documents = a[0].tokens, a[0].documents
+    if not all(np.array_equal(scored.tokens, tokens) for scored in (*a, *b)):
         raise UserError(
             f"{ours[0].folder} and {others[0].folder} were measured on other windows: give all rows the same corpus "
             "and evaluation, and the same seeds"
         )
-    log_a, log_b = (np.mean([log_prob for log_prob, _, _ in side], axis=0) for side in (a, b))
-    return {"percent lower perplexity": paired_bootstrap(log_a, log_b, tokens, documents, rng)}
+    certified_a, certified_b, rung_a, rung_b = (
+        np.mean([getattr(scored, name) for scored in side], axis=0) for name in ("certified", "rung") for side in (a, b)
+    )
+    found = {"percent lower perplexity": paired_bootstrap(certified_a, certified_b, tokens, documents, rng)}
+    if not np.allclose(rung_a, rung_b, rtol=0, atol=1e-2):  # chunks and whole windows differ by rounding
+        without = paired_bootstrap(rung_a, certified_b, tokens, documents, rng.child("without"))
+        found["percent lower perplexity without our energy"] = without
+    return found
 
 
-def _scored(run: ResidualRun) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the certified log-probabilities of a run's windows, their tokens and their documents."""
+class _Scored(NamedTuple):
+    """The windows of a run: log P certified with the energy, and exact without it."""
+
+    certified: np.ndarray
+    rung: np.ndarray
+    tokens: np.ndarray
+    documents: np.ndarray
+
+
+def _scored(run: ResidualRun) -> _Scored:
+    """Returns what the evaluation of a run has kept of its windows."""
     parts = [read_tensors(path) for path in sorted((run.stage("evaluation") / "scores").glob("*.safetensors"))]
     log_base, energy, lengths = (
         torch.cat([part[name] for part in parts]) for name in ("log_base", "energy", "lengths")
     )
     corpus = open_corpus(run)
     rows, windows = open_candidates(run, corpus).rows.numpy(), corpus.windows(run.recipe.evaluation.split)
-    log_prob = (log_base[:, 0] + certified_gain(energy[:, 0], energy[:, 1:])).numpy()
+    rung = log_base[:, 0].numpy()
+    certified = rung + certified_gain(energy[:, 0], energy[:, 1:]).numpy()
     tokens, documents, chunks = lengths[:, 0].numpy(), windows.documents[rows], ChunkRows.of(windows, rows)
     if chunks is None:
-        return log_prob, tokens, documents
-    return chunks.summed(log_prob), chunks.summed(tokens), documents[chunks.are_first]
+        return _Scored(certified, rung, tokens, documents)
+    certified, rung, tokens = (chunks.summed(values) for values in (certified, rung, tokens))
+    return _Scored(certified, rung, tokens, documents[chunks.are_first])

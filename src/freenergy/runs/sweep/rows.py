@@ -73,6 +73,7 @@ class SweepRow:
     recipe: RowRecipe
     scratch: bool  # it does not begin with the weights of the first row
     of: tuple[str, ...] = ()  # the rows that this is the control of
+    against: tuple[str, ...] = ()  # other rows that it is compared with
     point: Mapping[str, float] = field(default_factory=dict)  # of a grid
 
     @property
@@ -102,6 +103,10 @@ class Sweep:
         _check_names([variant for variant in self.variants if variant], "variant")
         for rows in self.variants.values():
             _check_names([row.name for row in rows], "row")
+            names = {row.name for row in rows}
+            for row in rows:
+                if strange := set(row.against) - names:
+                    raise UserError(f"the row {row.name!r} is against {min(strange)!r}: name one of the other rows")
         for name in self.paper:
             if name not in self.row_names():
                 known = ", ".join(self.row_names())

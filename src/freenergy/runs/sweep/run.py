@@ -144,10 +144,11 @@ def _line(row: SweepRow, record: dict[str, Any]) -> str:
 
 
 def pairs(rows: Sequence[SweepRow]) -> list[tuple[SweepRow, SweepRow]]:
-    """Returns which rows are compared: every row with its control, and with the first row."""
+    """Returns which rows are compared: every row with its control, the rows that it names, and the first row."""
     by_name = {row.name: row for row in rows}
     controls = [(by_name[name], row) for row in rows for name in row.of]
-    return [*controls, *((row, rows[0]) for row in rows[1:])]
+    named = [(row, by_name[name]) for row in rows for name in row.against]
+    return [*controls, *named, *((row, rows[0]) for row in rows[1:])]
 
 
 def _compared(
