@@ -142,7 +142,7 @@ def run(*, quick: bool) -> dict[str, object]:
     near = min(range(len(path)), key=lambda i: abs(path[i][0] + 7.06))
     sentences = {
         "local": {str(eps): bigram_log_probs(eps) for eps in (1e-1, 1e-3, 1e-6)},
-        "path": path[:: max(1, len(path) // 200)],
+        "path": [path[i] for i in sorted({int(1.1**n) for n in range(200) if 1.1**n < len(path)} | {0})],
         "near": path[near],
         "gap": path[-1][0] - path[-1][1],
     }
