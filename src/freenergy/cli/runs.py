@@ -1,6 +1,6 @@
 """Commands that make, measure and check runs: run, experiment, evaluate, report, verify, cite."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ from freenergy.cli.root import AsJson, Changes, RunFolder, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
-    from freenergy.runs.run import Recipe
+    from freenergy.runs.run import Recipe, StageResult
 
 _WRITE = "Write with it: freenergy sample {folder} --prefix 'Once upon a time'"
 WorkersName = Annotated[
@@ -46,6 +46,16 @@ def run(
         _run(load_recipe(fallback, changes or []), out, stage, workers, as_json)
 
 
+def _with_costs(result: "StageResult", folder: Path) -> "StageResult":
+    """Return an evaluation with what each rung of its ladder cost, as the report shows it."""
+    from freenergy.recipes.load import load_text_run
+    from freenergy.recipes.stages.evaluation import read_summary
+
+    if result.name != "evaluation" or "ladder" not in result.summary:
+        return result
+    return replace(result, summary=read_summary(load_text_run(folder), folder / "evaluation"))
+
+
 def _run(loaded: "Recipe", out: Path | None, stage: str | None, workers: str, as_json: bool) -> None:
     """Do the stages of one recipe and show what came of them."""
     from freenergy.cli.show import Bars
@@ -64,7 +74,7 @@ def _run(loaded: "Recipe", out: Path | None, stage: str | None, workers: str, as
         for result in run_recipe(loaded, folder, stage=stage, progress=bars, workers=pool):
             results[result.name] = result.summary | {"seconds": result.seconds, "cached": result.was_cached}
             if not as_json:
-                show_stage(result)
+                show_stage(_with_costs(result, folder))
         is_reported = stage is None and "evaluation" in results
         page = _page(folder, bars) if is_reported else None
     if as_json:

@@ -7,8 +7,10 @@ from typing import Any, final
 
 from freenergy.core.format import DASH, gain, gain_interval, interval, is_number, minutes, number, percent
 from freenergy.evaluation.black_box import CLAIM, has_perplexity
+from freenergy.evaluation.ladder import ENERGY
 
 _BOUNDS = {"certified": "residual, certified", "upper": "residual, upper estimate", "lower": "residual, lower estimate"}
+_RUNGS = {"base": "base", "tuned": "tuned base", "local": "local mix"}
 _TRAINING = ("negatives", "energy")  # the stages that an energy adds to the cost of its base
 
 
@@ -25,11 +27,11 @@ class ReportTable:
 
 def summary(evaluation: dict[str, Any]) -> str:
     """Return the result in one sentence."""
-    joint, split = evaluation.get("joint"), evaluation["split"]
+    joint, split, under = evaluation.get("joint"), evaluation["split"], corrected(evaluation)
     if not joint:
         base = evaluation["base"]
         return (
-            f"On {base['windows']:,} {split} windows the base's perplexity is {number(base['perplexity']['token'])} "
+            f"On {base['windows']:,} {split} windows the {under}'s perplexity is {number(base['perplexity']['token'])} "
             f"per token (95 % interval {interval(base['interval']['token'])}); the run has no energy, so there is no "
             "residual model to measure."
         )
@@ -42,10 +44,18 @@ def summary(evaluation: dict[str, Any]) -> str:
     has_ends = all(map(is_number, ends))
     if has_ends and ends[0] <= 0 <= ends[1]:
         ends_in_words = gain_interval(ends)
-        return f"{where} is not shown to differ from the base's (gain {gain(percent)}, 95 % interval {ends_in_words})."
+        return (
+            f"{where} is not shown to differ from the {under}'s (gain {gain(percent)}, 95 % interval {ends_in_words})."
+        )
     side, ends = ("below", ends) if percent > 0 else ("above", [-end for end in reversed(ends)] if has_ends else ends)
     ends_in_words = gain_interval(ends) if has_ends else "unknown, with so few documents"
-    return f"{where} is {abs(percent):.1f} % {side} the base's (95 % interval {ends_in_words})."
+    return f"{where} is {abs(percent):.1f} % {side} the {under}'s (95 % interval {ends_in_words})."
+
+
+def corrected(evaluation: dict[str, Any]) -> str:
+    """Return what the language model that the energy corrects is called: the last rung below it."""
+    rungs = [rung["name"] for rung in evaluation.get("ladder") or () if rung["name"] != ENERGY]
+    return _RUNGS.get(rungs[-1] if rungs else "base", "base")
 
 
 def _nats(joint: dict[str, Any], split: str) -> str:
@@ -87,15 +97,15 @@ def headline(evaluation: dict[str, Any]) -> ReportTable:
     if joint:
         if not _are_same(joint.get("base_perplexity"), evaluation["base"]["perplexity"]["token"]):
             cells = [number(joint.get("base_perplexity")), interval(joint.get("base_interval")), *[DASH] * 5]
-            rows.append([f"base, on the residual model's {joint['windows']:,} windows", *cells])
+            rows.append([f"{corrected(evaluation)}, on the residual model's {joint['windows']:,} windows", *cells])
         rows += [_joint(joint, evaluation.get("cost") or {}, bound) for bound in _BOUNDS]
         rows += [_sequential(evaluation["sequential"])] if evaluation.get("sequential") else []
     rows += [_baseline(name, found) for name, found in (evaluation.get("baselines") or {}).items()]
     return ReportTable(
         caption=f"Perplexity on {evaluation['windows']:,} windows of {evaluation['documents']:,} documents, "
         f"{evaluation['split']}; lower is better",
-        columns=("model", "per token", "95 % interval", "per word", "per byte", "gain over the base", "95 % interval",
-                 "CPU minutes"),
+        columns=("model", "per token", "95 % interval", "per word", "per byte",
+                 f"gain over the {corrected(evaluation)}", "95 % interval", "CPU minutes"),
         rows=rows,
     )  # fmt: skip
 
@@ -124,9 +134,11 @@ def _are_same(a: Any, b: Any) -> bool:
 def _base(evaluation: dict[str, Any]) -> list[str]:
     base = evaluation["base"]
     per = base["perplexity"]
-    cost = (evaluation.get("cost") or {}).get("base", {}).get("cpu_seconds")
+    costs = evaluation.get("cost") or {}
+    spent = [costs[rung].get("cpu_seconds") for rung in _RUNGS if rung in costs]
+    cost = sum(spent) if spent and all(map(is_number, spent)) else None
     found = [number(per["token"]), interval(base["interval"]["token"]), number(per["word"]), number(per["byte"])]
-    return ["base", *found, DASH, DASH, minutes(cost)]
+    return [corrected(evaluation), *found, DASH, DASH, minutes(cost)]
 
 
 def _joint(joint: dict[str, Any], cost: dict[str, Any], bound: str) -> list[str]:
