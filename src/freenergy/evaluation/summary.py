@@ -233,7 +233,7 @@ def _written(subject: Subject, joint: ResidualSubject, folder: Path, rng: Rng, p
         for row in rows.tolist():
             write_texts(who, subject.corpus, subject.windows, row, folder, rng)
             advance(1)
-    report = written_report(who.names, subject.windows, rows, subject.corpus, folder, progress)
+    report = written_report(who.names, subject.windows, rows, subject.corpus, subject.lm, folder, progress)
     shown = [text | {"base": text[subject.rung], "joint": text[ENERGY]} for text in report["texts"][: subject.samples]]
     return {"written": report} | ({} if joint.windows.chunks is None else {"samples": shown})
 

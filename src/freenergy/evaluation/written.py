@@ -23,6 +23,7 @@ from freenergy.core.roles import LanguageModel, Model, Target
 from freenergy.core.sequences import Continuations, Sequences
 from freenergy.corpus import Corpus, Windows
 from freenergy.evaluation.ladder import ENERGY
+from freenergy.evaluation.text_distance import distances_to_human, mean_states
 from freenergy.evaluation.text_statistics import (
     CountedText,
     nearer_to_human,
@@ -30,6 +31,7 @@ from freenergy.evaluation.text_statistics import (
     text_statistics,
     training_text,
 )
+from freenergy.lm.activations import TracingLM
 from freenergy.lm.sample_only import has_log_prob
 from freenergy.models.residual import Residual
 from freenergy.samplers.best_of import BestOf
@@ -102,19 +104,26 @@ def written_report(
     windows: Windows,
     rows: Integer[np.ndarray, " W"],
     corpus: Corpus,
+    lm: LanguageModel,
     folder: Path,
     progress: Progress,
 ) -> dict[str, Any]:
     """Statistics of what each has written, how much nearer to human text than the lowest rung, and the texts.
 
-    ``names`` are those of ``Writers``: human text first, then the lowest rung.
+    ``names`` are those of ``Writers``: human text first, then the lowest rung. Distances are of states of ``lm``, where
+    it shows them.
     """
     texts = [read_json(written_path(folder, row)) for row in rows.tolist()]
     x = windows.continuations(rows)
     counted = {name: _counted(x, [text[name] for text in texts], windows.documents[rows]) for name in names}
     shares = shares_of_text(counted, training_text(corpus), progress)
+    distances: dict[str, Any] = {}
+    if isinstance(lm, TracingLM):
+        states = {name: mean_states(lm, counted[name].x) for name in names}
+        distances = distances_to_human(states, names, windows.documents[rows])
     return {
         "names": list(names),
+        "distances": distances,
         "statistics": text_statistics(counted, shares),
         "nearer": {name: nearer_to_human(shares, name, base=names[1]) for name in names[2:]},
         "texts": [_decoded(corpus, prefix, text) for prefix, text in zip(x.contexts.lists(), texts, strict=True)],

@@ -78,7 +78,9 @@ def _written(found: dict[str, Any] | None) -> dict[str, Any] | None:
     if not found:
         return None
     names, what = found["names"], "Whole texts that the models have written"
+    far = found.get("distances")
     return {
+        "distances": tables.distances(far, names[1:], names[1]) if far else None,
         "statistics": tables.text_statistics(found["statistics"], names, what),
         "nearer": tables.nearer(found["nearer"], names[2:], names[1]),
         "texts": found["texts"],

@@ -247,6 +247,21 @@ def nearer(found: dict[str, Any], kinds: Sequence[str], base: str) -> ReportTabl
     )
 
 
+def distances(found: dict[str, Any], names: Sequence[str], base: str) -> ReportTable:
+    """Return how far each model's texts are from human ones in the states of the base's network."""
+    rows = [[name, _distance(found[name]["distance"]), _distance(found[name]["nearer"])] for name in names]
+    rows[0][2] = DASH  # the base itself
+    return ReportTable(
+        caption="Kernel distance (MMD²) to human text, in hidden states of the base",
+        columns=("texts of", "distance", f"nearer than {base}"),
+        rows=rows,
+    )
+
+
+def _distance(cell: list[Any]) -> str:
+    return f"{number(cell[0])} ({interval(cell[1:])})"
+
+
 _STATISTICS = {
     **{f"distinct {n}": f"distinct {n}-grams" for n in (2, 3, 4)},
     "repetition": "repeated 4-grams",
