@@ -12,7 +12,7 @@ from freenergy.recipes.load import make_recipe
 from freenergy.tagging.features import _Objective, attribute_matrix, fit_features
 from freenergy.tagging.hmm import HiddenMarkovModel
 from freenergy.tagging.losses import batch_loss
-from freenergy.tagging.network import fresh
+from freenergy.tagging.network import BothWays, fresh
 from freenergy.tagging.reading import Vocabulary, labels_of
 from freenergy.tagging.sentences import TagSet
 from freenergy.tagging.settings import FeatureTagger, HiddenMarkov
@@ -109,6 +109,21 @@ def test_conditional_nce_pushes_true_tags_up(loss):
     after = batch_loss(network, words, labels, tags.names, Rng(1))
     assert after.value.item() < before.value.item()
     assert set(after.metrics) == {"accuracy", "noise_nats"}
+
+
+def test_a_sentence_has_the_states_that_it_has_alone():
+    """Padding is inert in both directions, and BothWays is torch's own BiLSTM on packed sentences."""
+    torch.manual_seed(0)
+    both, x, lengths = BothWays(5, 4), torch.randn(3, 6, 5), torch.tensor([6, 2, 4])
+    found = both(x, lengths)
+    whole = torch.nn.LSTM(5, 4, batch_first=True, bidirectional=True)
+    names = [name for name, _ in both.ahead.named_parameters()]
+    own = {name: getattr(both.ahead, name) for name in names} | {f"{n}_reverse": getattr(both.back, n) for n in names}
+    whole.load_state_dict(own)
+    for row, length in enumerate(lengths.tolist()):
+        alone = both(x[row : row + 1, :length], lengths[row : row + 1])
+        assert torch.allclose(found[row, :length], alone[0], atol=1e-6)
+        assert torch.allclose(alone, whole(x[row : row + 1, :length])[0], atol=1e-6)
 
 
 def test_an_encoder_s_words_are_means_of_their_pieces(tmp_path):
