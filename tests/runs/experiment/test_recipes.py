@@ -82,7 +82,7 @@ def whole_table(table, loaded):
 def test_every_experiment_is_read():
     names = ("wikitext", "level", "start-epoch", "multi30k", "tatoeba", "mnist")
     of_energies = ("chunks-wikitext", "ladder-wikitext", "equal-compute")
-    assert set(experiments()) == {*of_energies, *(f"earm-{name}" for name in names)}
+    assert set(experiments()) == {"taggers", *of_energies, *(f"earm-{name}" for name in names)}
     for name, about in experiments().items():
         assert about
         loaded = load_experiment(name)

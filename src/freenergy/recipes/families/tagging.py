@@ -73,12 +73,12 @@ class TaggingRecipe(CommonRecipe, RowRecipe):
         if not (folder / "training").is_dir():
             found = run.finished("tagger")
             fit = found["summary"]
-            counts = {"steps": fit.get("iterations", 1), "best_step": None, "validation": None, "epoch_steps": 1}
+            counts = {"steps": fit.get("iterations", 1), "best_step": None, "validation": None, "epoch_steps": 0}
             return counts | {"cpu_seconds": found["cpu_seconds"] or 0.0}
         records = read_records(folder / "training")
         best = next((each for each in reversed(records) if each["is_best"]), {"step": None, "validation": None})
         return {
-            "steps": len(records), "best_step": best["step"], "validation": best["validation"], "epoch_steps": 1,
+            "steps": len(records), "best_step": best["step"], "validation": best["validation"], "epoch_steps": 0,
             "cpu_seconds": sum(each["cpu_seconds"] for each in records),
         }  # fmt: skip
 
