@@ -2,7 +2,8 @@
 
     p(y) = exp(score(y)) / Z,        score(y) = Σ_t φ_t(y_t) + Σ_t ψ_t(y_{t−1}, y_t),        Z = Σ_y exp(score(y))
 
-``LinearChain`` is the conditional random field of taggers. It plays the role of ``StructuredDistribution``.
+``LinearChain`` is the conditional random field of taggers; ``HigherOrderChain`` looks further back and ``SegmentChain``
+labels segments. All play the role of ``StructuredDistribution``.
 """
 
 from freenergy.structured.allowed import Allowed as Allowed
@@ -12,3 +13,7 @@ from freenergy.structured.chain import LinearChain as LinearChain
 from freenergy.structured.distribution import NO_LABEL as NO_LABEL
 from freenergy.structured.distribution import StructuredDistribution as StructuredDistribution
 from freenergy.structured.distribution import Taggings as Taggings
+from freenergy.structured.higher_order import HigherOrderChain as HigherOrderChain
+from freenergy.structured.segment_sums import INSIDE as INSIDE
+from freenergy.structured.segments import SegmentChain as SegmentChain
+from freenergy.structured.segments import spans as spans

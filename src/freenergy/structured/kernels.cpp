@@ -203,8 +203,8 @@ template <class F, int R, bool MAX> void product(const F *in, const F *M, F *out
     for (; column < P; column += width) columns<F, R, MAX, 1>(in, M, out, K, P, column);
 }
 
-// x of one position with start and end, -inf in the padding; returns the maximum. Sets bad at NaN or +inf.
-template <class F> inline F read(const Batch<F> &a, int64_t b, int64_t t, F *x, bool &bad) {
+// x of one position with start and end, -inf in the padding; returns the maxima. Sets bad at NaN or +inf.
+template <class F> inline Vec<F> read(const Batch<F> &a, int64_t b, int64_t t, F *x, bool &bad) {
     constexpr int width = Lanes<F>::width;
     const F *from = a.x + (b * a.T + t) * a.K;
     const F *first = t == 0 ? a.start : nullptr, *last = t == a.lengths[b] - 1 ? a.end : nullptr;
@@ -220,7 +220,7 @@ template <class F> inline F read(const Batch<F> &a, int64_t b, int64_t t, F *x, 
         store(x + c, v);
     }
     bad |= any_of<F>(wrong);
-    return largest<F>(top);
+    return top;
 }
 
 // e = s exp(x - m) / n for one row; returns n
@@ -238,15 +238,16 @@ template <class F> inline F weigh(const F *x, F m, const F *s, F *e, int P, bool
     return n;
 }
 
-// Which labels a path can reach, as 0 and 1, and whether one of them has left the range. Returns false where none can.
+// Which labels a path can reach, as 0 and 1, and whether one of them has left the range before it was divided by n.
+// Returns false where none can be reached.
 template <class F>
-inline bool reach(const F *x, const F *from, F *here, const F *s, const F *e, int P, bool is_first, int &status) {
+inline bool reach(const F *x, const F *from, F *here, const F *s, const F *e, F n, int P, bool is_first, int &status) {
     bool any = false, lost = false;
     for (int k = 0; k < P; k++) {
         bool can = x[k] > -INF<F> && (is_first || from[k] > 0);
         here[k] = can;
         any |= can;
-        lost |= can && (e[k] < Lanes<F>::least_e || (!is_first && s[k] < Lanes<F>::least_s));
+        lost |= can && (e[k] * n < Lanes<F>::least_e || (!is_first && s[k] < Lanes<F>::least_s));
     }
     if (lost) status = OUT_OF_RANGE;
     return any;
@@ -276,18 +277,18 @@ template <class F, int R> void forward_rows(const Forward<F> &a, const int64_t *
             int64_t b = rows[r];
             if (t >= a.lengths[b] || state[r] == CLOSED || state[r] == BAD) continue;
             bool bad = false;
-            F m = read(a, b, t, x, bad), n = 0;
+            F m = largest<F>(read(a, b, t, x, bad)), n = 0;
             if (bad) state[r] = BAD;
             else if (m == -INF<F>) state[r] = CLOSED;
             else {
                 n = weigh(x, m, s + r * P, e + r * P, P, t == 0);
-                if (a.pairs && !reach(x, from + r * P, can + r * P, s + r * P, e + r * P, P, t == 0, state[r]))
+                if (a.pairs && !reach(x, from + r * P, can + r * P, s + r * P, e + r * P, n, P, t == 0, state[r]))
                     state[r] = CLOSED;
                 else if (!(n > 0)) state[r] = OUT_OF_RANGE;
             }
             product_of_n[r] *= n;
             sum[r] += m;
-            if ((t & 7) == 7) sum[r] += std::log(product_of_n[r]), product_of_n[r] = 1;
+            if ((t & 7) == 7 || product_of_n[r] < 1e-20) sum[r] += std::log(product_of_n[r]), product_of_n[r] = 1;
             for (int c = 0; c < P; c += Lanes<F>::width) {
                 store(a.E + (b * a.T + t) * P + c, load(e + r * P + c));
                 store(a.S + (b * a.T + t) * P + c, load(s + r * P + c));
@@ -386,19 +387,16 @@ template <class F> int argmax_of(const F *d, const F *a, int P) {
     return (int)-largest<F>(top == largest<F>(top) ? at : all<F>(-INF<F>));
 }
 
-// the best path of one row, and its score, added up again in float64
-template <class F> void trace(const Best<F> &a, int64_t b, const F *D, const F *nothing) {
-    int64_t L = a.lengths[b], *y = a.labels + b * a.T;
-    double score = 0;
-    for (int64_t t = L - 1; t >= 0; t--) {
-        const F *above = t == L - 1 ? nothing : a.across + (size_t)y[t + 1] * a.P;
-        int k = argmax_of(D + t * a.P, above, a.P);
-        y[t] = k;
-        score += a.x[(b * a.T + t) * a.K + k] + (t == L - 1 ? 0.0 : (double)above[k]);
-    }
-    if (L && a.start) score += a.start[y[0]];
-    if (L && a.end) score += a.end[y[L - 1]];
-    a.score[b] = score;
+// One step of the way back along a row's best path, i steps from its end; adds up the score again, in float64. The rows of
+// a group take turns, so that one need not wait for the other's maximum.
+template <class F> inline void trace(const Best<F> &a, int64_t b, int64_t i, const F *D, const F *nothing) {
+    int64_t L = a.lengths[b], t = L - 1 - i, *y = a.labels + b * a.T;
+    const F *above = i == 0 ? nothing : a.across + (size_t)y[t + 1] * a.P;
+    int k = argmax_of(D + t * a.P, above, a.P);
+    y[t] = k;
+    a.score[b] += (double)a.x[(b * a.T + t) * a.K + k] + (double)above[k];
+    if (i == 0 && a.end) a.score[b] += a.end[k];
+    if (t == 0 && a.start) a.score[b] += a.start[k];
 }
 
 template <class F, int R> void best_rows(const Best<F> &a, const int64_t *rows, F *work) {
@@ -435,9 +433,11 @@ template <class F, int R> void best_rows(const Best<F> &a, const int64_t *rows, 
         int64_t b = rows[r];
         a.status[b] = state[r];
         std::fill(a.labels + b * a.T, a.labels + (b + 1) * a.T, (int64_t)-1);
-        a.score[b] = -INF<double>;
-        if (state[r] == FINE) trace(a, b, D + r * a.T * P, nothing);
+        a.score[b] = state[r] == FINE ? 0 : -INF<double>;
     }
+    for (int64_t i = 0; i < a.lengths[rows[0]]; i++)
+        for (int r = 0; r < R; r++)
+            if (state[r] == FINE && i < a.lengths[rows[r]]) trace(a, rows[r], i, D + r * a.T * P, nothing);
 }
 
 // Rows in groups, longest first: of 8 where a row is one or two vectors, else of 4, and single ones at the end.

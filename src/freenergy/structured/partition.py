@@ -124,7 +124,7 @@ def _by_autograd(
     inputs = [x, A, start, end]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
     log_z = log_space.log_partition(_free(inputs, p))
-    found = iter(torch.autograd.grad(log_z, wanted, grad.double(), create_graph=True))
+    found = iter(torch.autograd.grad(log_z, wanted, grad.double(), create_graph=True, materialize_grads=True))
     return [next(found) if t is not None and t.requires_grad else None for t in inputs]
 
 
@@ -133,7 +133,9 @@ def _with_redone(
 ) -> ChainGradients:
     """Add the gradients of the rows that were done again."""
     given = [t for t in leaves if t is not None]
-    found = iter(torch.autograd.grad(log_z, given, grad[rows].to(log_z.dtype), retain_graph=True))
+    found = iter(
+        torch.autograd.grad(log_z, given, grad[rows].to(log_z.dtype), retain_graph=True, materialize_grads=True)
+    )
     dx, dA, d_start, d_end = (None if t is None else next(found) for t in leaves)
     assert dx is not None
     assert dA is not None

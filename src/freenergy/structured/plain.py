@@ -68,7 +68,7 @@ class PlainChains:
         scale = torch.where(kept, m.squeeze(-1).double() + n.squeeze(-1).double().log(), 0.0).sum(0)
         steps = kept[1:] * top if A.dim() == 2 else torch.where(kept[1:], top.T, 0.0)
         log_z = scale + steps.double().sum(0)
-        status = _status(x, A, E, S, log_z, kept)
+        status = _status(x, A, E, S, n, log_z, kept)
         if not is_full or bool(status.any()):  # nothing of other positions and rows may be added to sums
             E = torch.where((kept & (status == FINE)).unsqueeze(-1), E, 0.0)
         return ChainSums(torch.where(status == CLOSED, -INF, log_z), status, (E, S, W))
@@ -123,8 +123,8 @@ def _weights(A: Tensor) -> tuple[Tensor, Tensor]:
     return top, (A - (top if A.dim() == 2 else top[..., None, None])).exp()
 
 
-def _status(x: Tensor, A: Tensor, E: Tensor, S: Tensor, log_z: Tensor, kept: Tensor) -> Tensor:
-    """Return the status of each row; x, E and S are [T, B, K]."""
+def _status(x: Tensor, A: Tensor, E: Tensor, S: Tensor, n: Tensor, log_z: Tensor, kept: Tensor) -> Tensor:
+    """Return the status of each row; x, E and S are [T, B, K], n is [T, B, 1]."""
     status = torch.zeros(len(log_z), dtype=torch.int32, device=x.device)
     is_close = not A.numel() or float(A.max() - A.min()) <= SPREAD[x.dtype]
     if is_close and bool(log_z.isfinite().all()):
@@ -132,7 +132,8 @@ def _status(x: Tensor, A: Tensor, E: Tensor, S: Tensor, log_z: Tensor, kept: Ten
     wrong = ~((x < INF).all(-1) | ~kept).all(0) | ~(A < INF).all()
     if not is_close:
         can = _reachable(x, A)
-        lost = can & ((LEAST_E[x.dtype] > E) | (LEAST_S[x.dtype] > S) | E.isnan())
+        raw = E * n  # before it was divided
+        lost = can & ((raw < LEAST_E[x.dtype]) | (LEAST_S[x.dtype] > S) | raw.isnan())
         status[(lost.any(-1) & kept).any(0)] = OUT_OF_RANGE
         closed = (~can.any(-1) & kept).any(0)
     else:

@@ -16,6 +16,8 @@ from freenergy.testing.models import check_language_model as check_language_mode
 from freenergy.testing.models import check_sample_only as check_sample_only
 from freenergy.testing.structured import Enumerated as Enumerated
 from freenergy.testing.structured import enumerate_chain as enumerate_chain
+from freenergy.testing.structured import enumerate_higher_order as enumerate_higher_order
+from freenergy.testing.structured import enumerate_segments as enumerate_segments
 from freenergy.testing.targets import check_estimator as check_estimator
 from freenergy.testing.targets import check_kernel as check_kernel
 from freenergy.testing.targets import check_sampler as check_sampler

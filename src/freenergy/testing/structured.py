@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from freenergy.structured import Allowed
+from freenergy.structured import INSIDE, Allowed
 from freenergy.structured.distribution import NO_LABEL
 
 
@@ -99,6 +99,71 @@ def enumerate_chain(
         taggings.append(y)
         scores.append(score if is_allowed else torch.full_like(score, -torch.inf))
     return Enumerated(torch.tensor(taggings).view(-1, T), torch.stack(scores))
+
+
+def enumerate_higher_order(
+    emissions: Float[Tensor, "T K"],
+    transitions: Tensor,
+    *,
+    end: Float[Tensor, " K"] | None = None,
+    mask: list[bool] | None = None,
+    allowed: Allowed | None = None,
+    row: int = 0,
+) -> Enumerated:
+    """Return every tagging of one chain of order n; see ``HigherOrderChain``."""
+    (T, K), n = emissions.shape, transitions.dim() - 1
+    kept = [t for t in range(T) if mask is None or mask[t]]
+    free = enumerate_chain(emissions, emissions.new_zeros(K, K), end=end, mask=mask, allowed=allowed, row=row)
+    scores = []
+    for y, score in zip(free.labels.tolist(), free.log_score, strict=True):
+        path = [*[K] * n, *(y[t] for t in kept)]
+        for i in range(len(kept)):
+            score = score + transitions[tuple(path[i : i + n + 1])]
+        scores.append(score)
+    return Enumerated(free.labels, torch.stack(scores))
+
+
+def enumerate_segments(
+    segments: Float[Tensor, "T D K"],
+    transitions: Float[Tensor, "K K"],
+    *,
+    start: Float[Tensor, " K"] | None = None,
+    end: Float[Tensor, " K"] | None = None,
+    length: int | None = None,
+    allowed: Allowed | None = None,
+) -> Enumerated:
+    """Return every segmentation of the first ``length`` positions; see ``SegmentChain``."""
+    T, D, K = segments.shape
+    length, allowed = T if length is None else length, allowed or Allowed()
+    labellings, scores = [], []
+    for durations in _compositions(length, D):
+        begins = [sum(durations[:i]) for i in range(len(durations))]
+        for labels in itertools.product(range(K), repeat=len(durations)):
+            score, is_allowed = segments.new_zeros((), dtype=torch.float64), True
+            for i, (s, d, k) in enumerate(zip(begins, durations, labels, strict=True)):
+                score = score + segments[s, d - 1, k]
+                if i:
+                    score = score + transitions[labels[i - 1], k]
+                    is_allowed &= allowed.pairs is None or bool(allowed.pairs[labels[i - 1], k])
+                else:
+                    score = score if start is None else score + start[k]
+                    is_allowed &= allowed.start is None or bool(allowed.start[k])
+            if labels:
+                score = score if end is None else score + end[labels[-1]]
+                is_allowed &= allowed.end is None or bool(allowed.end[labels[-1]])
+            labellings.append([NO_LABEL if t >= length else INSIDE for t in range(T)])
+            for s, k in zip(begins, labels, strict=True):
+                labellings[-1][s] = k
+            scores.append(score if is_allowed else torch.full_like(score, -torch.inf))
+    return Enumerated(torch.tensor(labellings).view(-1, T), torch.stack(scores))
+
+
+def _compositions(total: int, longest: int) -> list[tuple[int, ...]]:
+    """Return all ways to cut ``total`` positions into segments."""
+    if total == 0:
+        return [()]
+    sizes = range(1, min(longest, total) + 1)
+    return [(size, *rest) for size in sizes for rest in _compositions(total - size, longest)]
 
 
 def _at(steps: Tensor, row: int, t: int) -> Tensor:
