@@ -34,6 +34,10 @@ KERNELS = Registry[Kernel[Any]](
     {
         "independence": "freenergy.samplers.kernels.independence:Independence",
         "single-site": "freenergy.samplers.kernels.single_site:SingleSite",
+        "mixture": "freenergy.samplers.kernels.combined:TextMixture",
+        "gibbs": "freenergy.samplers.kernels.gibbs:Gibbs",
+        "locally-balanced": "freenergy.samplers.kernels.locally_balanced:LocallyBalanced",
+        "discrete-langevin": "freenergy.samplers.kernels.locally_balanced:DiscreteLangevin",
     },
 )
 _OF_TRUNCATION = ("temperature", "top_k", "top_p")
