@@ -173,6 +173,11 @@ class Rows:
         normal: Tensor = torch.special.ndtri(torch.where(u == 0, 2.0**-54, u))  # Φ⁻¹(0) is −∞
         return normal
 
+    def uniforms(self, num: int) -> Float[Tensor, "B N num"]:
+        """The next ``num`` uniform numbers of each candidate, float64."""
+        self._next += num
+        return self._u[:, :, self._next - num : self._next]
+
     def numbers(self, draw: int) -> Float[Tensor, "B N"] | None:
         """The same, or None where that draw takes none and has to go through ``categorical``."""
         return self.uniform(draw)
