@@ -69,7 +69,8 @@ class Ising:
         """Return −1 and +1 on the lattice."""
         if x.tokens.shape[2] != self.side**2:
             raise UserError(f"{x.tokens.shape[2]} spins for a lattice of {self.side}²: give one token per site")
-        return 2.0 * x.tokens.double().unflatten(2, (self.side, self.side)) - 1
+        spins: Tensor = 2.0 * x.tokens.double().unflatten(2, (self.side, self.side)) - 1
+        return spins
 
     def neighbours(self, spins: Float[Tensor, "*n side side"]) -> Float[Tensor, "*n side side"]:
         """Return the sum of the neighbouring spins of every site."""

@@ -64,9 +64,9 @@ class RBM(nn.Module):
 
     def log_partition(self) -> Float[Tensor, ""]:
         """log Z, exact, with gradients, by a sum over the smaller layer."""
-        W, b, a = self.weights, self.visible_bias, self.hidden_bias
-        if len(a) > len(b):
-            W, b, a = W.T, a, b
+        is_wide = len(self.hidden_bias) > len(self.visible_bias)
+        W = self.weights.T if is_wide else self.weights
+        b, a = (self.hidden_bias, self.visible_bias) if is_wide else (self.visible_bias, self.hidden_bias)
         n = len(a)
         if n > _LARGEST:
             raise UserError(f"an exact sum over 2^{n} states is too long: estimate log Z (RBMPath, annealed_bounds)")

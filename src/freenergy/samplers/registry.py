@@ -40,6 +40,14 @@ KERNELS = Registry[Kernel[Any]](
         "discrete-langevin": "freenergy.samplers.kernels.locally_balanced:DiscreteLangevin",
     },
 )
+REAL_KERNELS = Registry[Any](  # of real-valued states: they move ``Soft`` positions, so they do not sample text by name
+    "kernel of real-valued states",
+    {
+        "langevin": "freenergy.samplers.kernels.langevin:Langevin",
+        "sgld": "freenergy.samplers.kernels.langevin:SGLD",
+        "hamiltonian": "freenergy.samplers.kernels.langevin:HamiltonianMonteCarlo",
+    },
+)
 _OF_TRUNCATION = ("temperature", "top_k", "top_p")
 _CHAIN = [field.name for field in fields(Chain) if field.name != "kernel"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from freenergy.core.checks import check_range
@@ -34,6 +34,11 @@ class CombinedState:
     x: Continuations  # [1, chains]
     last: int = -1
     inner: Any = None
+
+    @property
+    def log_score(self) -> Float[Tensor, " chains"] | None:
+        """The unnormalised log-density there, where the kernel that moved last knows it."""
+        return getattr(self.inner, "log_score", None)
 
 
 @final

@@ -36,6 +36,11 @@ class IndependenceState:
         """The positions."""
         return self.at.x
 
+    @property
+    def log_score(self) -> Float[Tensor, " chains"]:
+        """The unnormalised log-density there."""
+        return self.at.log_score[0]
+
 
 @final
 @dataclass(frozen=True, slots=True)
