@@ -54,9 +54,6 @@ def measure_field(found: FieldScores, law: LengthLaw) -> dict[str, Any]:
     """Return every perplexity of a field, with log Z and the verdict on it."""
     text, lengths = found.text, found.text.lengths
     z = pool_partition(found.weights, found.sums.draws)
-    length_of_base = np.log(np.maximum(found.draws_by_length[1:], 0.5) / found.sums.draws)
-    per_length = found.sums.per_length().filled(offset=length_of_base)
-    by_length = found.log_base + found.potential + law.log_prob(lengths) - per_length.log_z(lengths)
     certified = {
         "global": found.log_base + found.sums.certified(found.potential, lengths),
         "by length": found.log_base + found.sums.certified(found.potential, lengths, law),
@@ -71,29 +68,44 @@ def measure_field(found: FieldScores, law: LengthLaw) -> dict[str, Any]:
         | {name: perplexity_of(values, text) for name, values in estimates.items()},
         "by length": {
             "certified": perplexity_of(certified["by length"], text),
-            "estimate": perplexity_of(by_length, text),
+            "estimate": estimate_by_length(found, law),
             "lengths by a line": found.sums.few(),
         },
         "gain": {name: gain_of(values - found.log_base) for name, values in certified.items()},
         "log Z": {
-            "lower": z.lower.item(),
-            "upper": z.upper.item(),
-            "jackknife": z.jackknife.item(),
-            "standard error": z.standard_error.item(),
-            "ess": z.ess.item(),
+            "lower": finite(z.lower.item()),
+            "upper": finite(z.upper.item()),
+            "jackknife": finite(z.jackknife.item()),
+            "standard error": finite(z.standard_error.item()),
+            "ess": finite(z.ess.item()),
             "draws": found.sums.draws,
-            "k_hat": z.k_hat.item(),
+            "k_hat": finite(z.k_hat.item()),
         },
         "verdict": z.verdict(),
     }
+
+
+def finite(value: float) -> float | None:
+    """Return a number for JSON, which knows neither infinity nor NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def estimate_by_length(found: FieldScores, law: LengthLaw) -> list[float] | list[None]:
+    """Return the perplexity with estimated log Z_l; nothing where no length has enough draws that count."""
+    lengths, each = found.text.lengths, found.sums.per_length()
+    if found.sums.few() == len(each.values):
+        return [None, None, None]
+    known = np.log(np.maximum(found.draws_by_length[1:], 0.5) / found.sums.draws)  # the base's law of lengths
+    log_z = each.filled(offset=known).log_z(lengths)
+    return perplexity_of(found.log_base + found.potential + law.log_prob(lengths) - log_z, found.text)
 
 
 def perplexity_of(log_prob: Vector, text: Sentences) -> list[float]:
     """Return perplexity and its 95 % interval over sentences: a ratio of sums, linearised."""
     tokens = np.diff(text.bounds).astype(np.float64)
     H, R = -log_prob.sum() / tokens.sum(), text.num
-    if R < 2 or not math.isfinite(H):
-        return [math.exp(min(H, 700.0))] * 3
+    if R < 2 or not H < 700.0:
+        return [math.exp(min(H, 700.0)) if H == H else math.exp(700.0)] * 3
     residual = -log_prob - H * tokens
     error = math.sqrt(R / (R - 1) * float(residual @ residual)) / tokens.sum()
     t = float(stdtrit(R - 1, 0.975))

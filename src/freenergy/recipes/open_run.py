@@ -89,6 +89,10 @@ def _field(run: RandomFieldRun) -> ResidualModel:
     run.finished("field")
     corpus = Corpus.open(run.stage("corpus"))
     lm = load_lm(run.stage("base"), corpus.tokenizer)
+    if run.recipe.form == "pairs":
+        raise UserError(
+            f"the field of {run.folder} is absolute, so it has no base to draw from: use PairField.load and its sample"
+        )
     energy = load_energy(run.stage("field") / MODEL, base=lm, tokenizer=corpus.tokenizer)
     longest = int(run.finished("field")["summary"]["longest"])
     space = SequenceSpace(vocab_size=lm.vocab_size, length=longest + 1, eos=lm.eos)

@@ -27,15 +27,16 @@ def write_field_report(run: Run[Any], progress: Progress, page: Path, figures: P
         raise UserError(f"{run.folder} was evaluated with other settings or another version: run its recipe again")
     evaluation = read_json(run.stage("evaluation") / SUMMARY)
     with progress.track("report", 2, "files") as advance:
-        drawing = draw_lengths(evaluation["lengths"])
-        drawing.save(figures)
+        drawing = draw_lengths(evaluation["lengths"]) if "lengths" in evaluation else None
+        if drawing is not None:
+            drawing.save(figures)
         advance(1)
         write_text(page, _html(run, evaluation, drawing))
         advance(1)
     return page
 
 
-def _html(run: Run[Any], evaluation: dict[str, Any], drawing: Drawing) -> str:
+def _html(run: Run[Any], evaluation: dict[str, Any], drawing: Drawing | None) -> str:
     records = {stage.name: run.finished(stage.name) for stage in run.recipe.stages()}
     return (
         page_templates()
@@ -44,15 +45,10 @@ def _html(run: Run[Any], evaluation: dict[str, Any], drawing: Drawing) -> str:
             name=run.recipe.name,
             about=run.recipe.about,
             summary=field_tables.sentence(evaluation),
-            verdict=evaluation["field"]["verdict"],
-            tables=[
-                field_tables.perplexities(evaluation),
-                field_tables.gains(evaluation),
-                field_tables.normaliser(evaluation),
-                field_tables.penalties(records["field"]["summary"]),
-            ],
+            verdict=evaluation.get("field", {}).get("verdict", ""),
+            tables=[*field_tables.all_tables(evaluation), field_tables.penalties(records["field"]["summary"])],
             drawing=drawing,
-            svg=Markup(drawing.inline()),
+            svg=Markup(drawing.inline()) if drawing else "",
             sentences=evaluation["sentences"],
             stages=tables.stages(records),
             versions=tables.versions(records),

@@ -20,6 +20,32 @@ def is_field(evaluation: dict[str, Any]) -> bool:
     return evaluation.get("family") == "random-field"
 
 
+def of_pairs(evaluation: dict[str, Any]) -> ReportTable:
+    """Return the exact perplexity of a field of pairs, next to its estimates."""
+    exact = evaluation["exact"]
+    rows = [
+        ["base", number(exact["base"][0]), interval(exact["base"][1:]), "exact", ""],
+        ["field of pairs", number(exact["perplexity"][0]), interval(exact["perplexity"][1:]), "exact", ""],
+    ]
+    for each in evaluation["estimates"]:
+        for name, words in (("perplexity", "importance estimate"), ("certified", "certified")):
+            value = each[name]
+            how = f"{words}, {each['draws']:,} draws"
+            rows.append(["field of pairs", number(value[0]), interval(value[1:]), how, number(each["ess"])])
+    for rival in evaluation["rivals"]:
+        rows.append([rival["name"], number(rival["perplexity"][0]), interval(rival["perplexity"][1:]), "exact", ""])
+    columns = ("model", "perplexity", "95 % interval", "how it is known", "effective draws")
+    caption = f"Perplexity per token of {exact['sentences']:,} {evaluation['split']} sentences, EOS counted"
+    return ReportTable(caption=caption, columns=columns, rows=rows)
+
+
+def all_tables(evaluation: dict[str, Any]) -> list[ReportTable]:
+    """Return the tables of an evaluation of either form."""
+    if evaluation.get("form") == "pairs":
+        return [of_pairs(evaluation)]
+    return [perplexities(evaluation), gains(evaluation), normaliser(evaluation)]
+
+
 def perplexities(evaluation: dict[str, Any]) -> ReportTable:
     """Return the perplexity of base, field and rivals, with intervals over sentences."""
     found = evaluation["field"]
@@ -61,6 +87,9 @@ def normaliser(evaluation: dict[str, Any]) -> ReportTable:
 
 def penalties(summary: dict[str, Any]) -> ReportTable:
     """Return the penalties that were tried: the loss falls on while the fresh draws stop to count."""
+    if summary.get("form") == "pairs":
+        exact = [[f"{each['l2']:g}", number(each["validation"])] for each in summary["tried"]]
+        return ReportTable(caption="Penalties", columns=("l2", "exact validation perplexity"), rows=exact)
     rows = [
         [f"{each['l2']:g}", number(each["loss"]), number(each["gain"]), f"{each['ess']:,.0f} of {each['draws']:,}"]
         for each in summary["tried"]
@@ -71,6 +100,12 @@ def penalties(summary: dict[str, Any]) -> ReportTable:
 
 def sentence(evaluation: dict[str, Any]) -> str:
     """Return the result in one sentence."""
+    if evaluation.get("form") == "pairs":
+        exact = evaluation["exact"]
+        return (
+            f"On {exact['sentences']:,} {evaluation['split']} sentences the perplexity of the field of pairs is "
+            f"exactly {number(exact['perplexity'][0])}, that of its bigram model {number(exact['base'][0])}."
+        )
     found = evaluation["field"]
     base, best = found["base"][0], found["by length"]["certified"][0]
     low, high = found["gain"]["by length"][1:]

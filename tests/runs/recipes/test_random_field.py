@@ -143,6 +143,20 @@ def test_a_killed_fit_resumes_with_the_same_bits(text, folder, tmp_path):
     assert (target / weights).read_bytes() == (source / weights).read_bytes()
 
 
+def test_a_field_of_pairs_is_exact_and_its_estimates_agree(text, tmp_path):
+    recipe = table(text, form="pairs", rivals=[], training={"fit": {"l2": [1e-3], "iterations": 10}})
+    list(run(make_recipe(recipe), tmp_path / "pairs"))
+    found = read_json(tmp_path / "pairs" / "evaluation" / "evaluation.json")
+    exact, estimates = found["exact"]["perplexity"][0], found["estimates"]
+    assert exact < found["exact"]["base"][0]
+    assert [each["draws"] for each in estimates] == [50, 500, 5000]
+    assert estimates[-1]["perplexity"][0] == pytest.approx(exact, rel=0.02)
+    assert estimates[-1]["certified"][0] == pytest.approx(exact, rel=0.02)
+    assert "field of pairs" in write_report(load_run(tmp_path / "pairs"), SILENT).read_text()
+    with pytest.raises(UserError, match="is absolute"):
+        load(tmp_path / "pairs")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -154,6 +168,7 @@ def test_a_killed_fit_resumes_with_the_same_bits(text, folder, tmp_path):
         ({"base": {"kind": "ngram", "local": {"order": 3}}}, "base.local"),
         ({"rivals": [{"kind": "ngram", "order": 3}, {"kind": "ngram", "order": 3}]}, "two rivals"),
         ({"evaluation": {"draws": 3}}, "draws"),
+        ({"form": "pairs", "base": {"kind": "ngram", "order": 3}}, "starts at zero does not learn"),
     ],
 )
 def test_wrong_recipes_are_refused(text, change, words):

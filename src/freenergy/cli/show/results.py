@@ -95,8 +95,7 @@ def _show_energy(summary: dict[str, Any]) -> None:
 
 def _show_fit(summary: dict[str, Any]) -> None:
     """Show the fit of a random field."""
-    cut = f"{summary['cut_draws']:,} draws were longer than {summary['longest']} words"
-    OUT.print(f"  {summary['features']:,} features, {summary['nonzeros']:,} of them found; {cut}")
+    OUT.print(f"  {summary['features']:,} features, sentences of up to {summary['longest']} words")
     table = field_tables.penalties(summary)
     show_table(f"{table.caption}; {summary['l2']:g} was kept", table.columns, table.rows)
 
@@ -109,12 +108,11 @@ def _show_rivals(summary: dict[str, Any]) -> None:
 
 def _show_field(summary: dict[str, Any]) -> None:
     """Show what was measured of a random field."""
-    for table in (field_tables.perplexities, field_tables.gains, field_tables.normaliser):
-        found = table(summary)
+    for found in field_tables.all_tables(summary):
         show_table(found.caption, found.columns, found.rows)
     OUT.print(f"[bold]{escape(field_tables.sentence(summary))}[/bold]")
-    if summary["field"]["verdict"]:
-        OUT.print(f"[bold]mind:[/bold] {escape(summary['field']['verdict'])}")
+    if verdict_of := summary.get("field", {}).get("verdict"):
+        OUT.print(f"[bold]mind:[/bold] {escape(verdict_of)}")
     for each in summary["sentences"]:
         OUT.print(f"  {escape(each)}")
 

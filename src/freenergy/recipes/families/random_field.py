@@ -102,6 +102,7 @@ class RandomFieldRecipe(CommonRecipe, RowRecipe):
     )
     base: Annotated[NgramBase | TrainedBase, Field(discriminator="kind")] = field(default_factory=NgramBase)
     features: SparseSettings = field(default_factory=SparseSettings)
+    form: Literal["residual", "pairs"] = "residual"  # pairs: absolute and exact, of word pairs and class pairs
     longest: int | None = None  # words of a sentence; None: as many as the longest training sentence has
     training: FieldTraining = field(default_factory=FieldTraining)
     rivals: tuple[Rival, ...] = ()
@@ -118,6 +119,11 @@ class RandomFieldRecipe(CommonRecipe, RowRecipe):
             )
         if self.base.local is not None or (isinstance(self.base, TrainedBase) and self.base.tune is not None):
             raise UserError("the base of a random field is one model: leave base.tune and base.local out")
+        if self.form == "pairs" and not (isinstance(self.base, NgramBase) and self.base.order == 2):
+            raise UserError(
+                "an absolute field that starts at zero does not learn (1 of 30,000 draws counts after 120 iterations): "
+                'with form = "pairs" set base.kind = "ngram" and base.order = 2, where it starts, or form = "residual"'
+            )
         names = [rival_name(each) for each in self.rivals]
         if len(set(names)) < len(names):
             raise UserError(f"two rivals are called {max(names, key=names.count)!r}: give each its own name")

@@ -17,12 +17,20 @@ from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
 from freenergy.core.sentences import Sentences
 from freenergy.corpus import Corpus
-from freenergy.evaluation.fields import FieldScores, gain_of, measure_field, perplexity_of, score_field
+from freenergy.evaluation.fields import (
+    FieldScores,
+    estimate_by_length,
+    gain_of,
+    measure_field,
+    perplexity_of,
+    score_field,
+)
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.load import load_lm
 from freenergy.models.length_law import LengthLaw
 from freenergy.models.random_field import RandomField
 from freenergy.noise.pool import Pool, draw_pool
+from freenergy.partition.lengths import LengthSums
 from freenergy.recipes.families.random_field import RandomFieldRun, rival_name
 from freenergy.recipes.stages.field_fit import load_field, sentences
 from freenergy.recipes.stages.rivals import rival_folder
@@ -38,7 +46,11 @@ def _plan(run: RandomFieldRun, progress: Progress) -> Plan:
 def _work(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, Any]:
     settings, corpus = run.recipe.evaluation, Corpus.open(run.stage("corpus"))
     field, law = load_field(run, corpus)
-    assert field.base is not None, "the family has a base"
+    if run.recipe.form == "pairs":
+        summary = measure_pairs(run, corpus, field, law, progress)
+        write_json(folder / SUMMARY, summary)
+        return summary
+    assert field.base is not None, "the residual form has a base"
     text = sentences(corpus, settings.split, field.longest)
     rng = Rng(run.recipe.seed).child("evaluation")
     pool = draw_pool(field.base, field.longest, settings.draws, rng.child("pool"), progress, "fresh draws")
@@ -56,6 +68,46 @@ def _work(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, An
         save_file({"certified": certified, "base": found.log_base, "tokens": np.diff(text.bounds)}, aside)
     write_json(folder / SUMMARY, summary)
     return summary
+
+
+def measure_pairs(
+    run: RandomFieldRun, corpus: Corpus, field: RandomField, law: LengthLaw, progress: Progress
+) -> dict[str, Any]:
+    """Returns the exact perplexity of a field of pairs, and what importance sampling says of it with fewer draws."""
+    settings, lm = run.recipe.evaluation, load_lm(run.stage("base"), corpus.tokenizer)
+    text = sentences(corpus, settings.split, field.longest)
+    alone = RandomField(_nothing, lm, lm.eos, lm.vocab_size, field.longest)
+    exact, log_base = field.log_prob(text), alone.log_base(text)
+    pool = draw_pool(lm, field.longest, settings.draws, Rng(run.recipe.seed).child("evaluation"), progress)
+    weights = field.potential(pool.text) - alone.log_base(pool.text)
+    rows = []
+    for draws in (settings.draws // 100, settings.draws // 10, settings.draws):
+        kept = int(pool.text.num * draws / pool.draws)
+        sums = LengthSums.of(weights[:kept], pool.text.lengths[:kept], draws, field.longest)
+        counts = np.bincount(pool.text.lengths[:kept], minlength=field.longest + 1).astype(np.float64)
+        found = FieldScores(text, log_base, field.potential(text) - log_base, weights[:kept], sums, counts)
+        certified = log_base + sums.certified(found.potential, text.lengths, law)
+        error = sums.per_length().values - field.normaliser.log_z(np.arange(1, field.longest + 1))  # type: ignore[union-attr]
+        rows.append({
+            "draws": draws,
+            "perplexity": estimate_by_length(found, law),
+            "certified": perplexity_of(certified, text),
+            "ess": sums.single().ess,
+            "error of log Z_l": {str(n): finite(error[n - 1]) for n in (5, 10, 20, 40, 60) if n <= field.longest},
+        })  # fmt: skip
+    return {
+        "family": run.recipe.family,
+        "form": "pairs",
+        "split": settings.split,
+        "exact": {
+            "sentences": text.num,
+            "perplexity": perplexity_of(exact, text),
+            "base": perplexity_of(log_base, text),
+        },
+        "estimates": rows,
+        "rivals": _rivals(run, corpus, text, exact),
+        "sentences": [],
+    }
 
 
 def evaluate_field(

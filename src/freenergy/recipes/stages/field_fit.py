@@ -19,17 +19,22 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.sentences import Sentences
 from freenergy.corpus import Corpus
 from freenergy.energies.discrete import Discrete
+from freenergy.energies.sparse.classes import word_classes
 from freenergy.energies.sparse.features import SparseFeatures
+from freenergy.evaluation.fields import perplexity_of
 from freenergy.lm.load import load_lm
+from freenergy.lm.ngram import NgramLM
 from freenergy.models.length_law import LengthLaw
 from freenergy.models.random_field import RandomField
+from freenergy.models.transfer import PairField
 from freenergy.noise.pool import Pool, draw_pool
 from freenergy.partition.lengths import LengthSums
 from freenergy.recipes.families.random_field import RandomFieldRun
 from freenergy.runs.run import Plan, Stage
+from freenergy.training.pair_fit import fit_pairs
 from freenergy.training.sparse_fit import Judge, SparseProblem, choose_penalty
 
-MODEL, POOLS, _PENALTIES = "model", "pools.json", "penalties"
+MODEL, POOLS, PAIRS, _PENALTIES = "model", "pools.json", "pairs.safetensors", "penalties"
 
 
 def sentences(corpus: Corpus, split: str, longest: int | None = None) -> Sentences:
@@ -54,11 +59,38 @@ def _plan(run: RandomFieldRun, progress: Progress) -> Plan:
     recipe = run.recipe
     inputs = {
         "seed": recipe.seed,
+        "form": recipe.form,
         "features": recipe.features,
         "training": recipe.training,
         "longest": recipe.longest,
     }
-    return Plan(inputs, partial(_work, run))
+    return Plan(inputs, partial(_fit_pairs if recipe.form == "pairs" else _work, run))
+
+
+def _fit_pairs(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Fit an absolute field of pairs exactly, from the bigram model; the penalty is chosen by exact validation."""
+    recipe, corpus = run.recipe, Corpus.open(run.stage("corpus"))
+    lm = load_lm(run.stage("base"), corpus.tokenizer)
+    assert isinstance(lm, NgramLM), "checked with the recipe"
+    train = sentences(corpus, "train", recipe.longest)
+    longest = longest_of(run, train)
+    valid, law = sentences(corpus, "validation", longest), LengthLaw.fit(train.lengths, longest=longest)
+    sizes = {"vocab_size": lm.vocab_size, "eos": lm.eos, "passes": recipe.features.passes}
+    num_classes = min(recipe.features.classes, lm.vocab_size)
+    classes = word_classes(train.tokens, **sizes, num_classes=num_classes, progress=progress)
+    start, fit = PairField.from_ngram(lm, longest=longest, classes=classes), recipe.training.fit
+    tried = []
+    for l2 in sorted(fit.l2, reverse=True):
+        path = folder / _PENALTIES / f"penalty-{l2:g}.safetensors"
+        if not path.is_file():
+            fit_pairs(start, train, l2=l2, iterations=fit.iterations, progress=progress).field.save(path)
+        field = PairField.load(path)
+        log_p = law.log_prob(valid.lengths) + field.potential(valid) - field.log_z()[valid.lengths - 1]
+        tried.append({"l2": l2, "validation": perplexity_of(log_p, valid)[0]})
+    best = min(tried, key=lambda each: each["validation"])
+    PairField.load(folder / _PENALTIES / f"penalty-{best['l2']:g}.safetensors").save(folder / PAIRS)
+    features = len(start.weights.flat())
+    return {"form": "pairs", "features": features, "l2": best["l2"], "longest": longest, "tried": tried}
 
 
 def _work(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, Any]:
@@ -104,10 +136,16 @@ def load_field(run: RandomFieldRun, corpus: Corpus) -> tuple[RandomField, Length
     """Loads the field of a run, without a normaliser, and the length law of its training text."""
     run.finished("field")
     lm: LanguageModel = load_lm(run.stage("base"), corpus.tokenizer)
+    train = sentences(corpus, "train", run.recipe.longest)
+    if run.recipe.form == "pairs":
+        pairs = PairField.load(run.stage("field") / PAIRS)
+        law = LengthLaw.fit(train.lengths, longest=pairs.longest)
+        normaliser = pairs.normaliser()
+        whole = RandomField(pairs.potential, None, lm.eos, lm.vocab_size, pairs.longest, normaliser, law)
+        return whole, law
     energy = Discrete.from_pretrained(run.stage("field") / MODEL, tokenizer=corpus.tokenizer)
     pools = frozenset(read_json(run.stage("field") / POOLS)["trained_on"])
     field = RandomField(energy.potential, lm, lm.eos, lm.vocab_size, energy.longest, trained_on=pools)
-    train = sentences(corpus, "train", run.recipe.longest)
     return field, LengthLaw.fit(train.lengths, longest=energy.longest)
 
 
