@@ -22,6 +22,7 @@ from freenergy.noise.pool import Pool
 from freenergy.partition.lengths import LengthSums, pool_partition
 
 Vector = Float64[np.ndarray, " _"]
+_MOST_NATS = 700.0  # per token: what a number can still hold
 
 
 class FieldScores(NamedTuple):
@@ -104,8 +105,8 @@ def perplexity_of(log_prob: Vector, text: Sentences) -> list[float]:
     """Return perplexity and its 95 % interval over sentences: a ratio of sums, linearised."""
     tokens = np.diff(text.bounds).astype(np.float64)
     H, R = -log_prob.sum() / tokens.sum(), text.num
-    if R < 2 or not H < 700.0:
-        return [math.exp(min(H, 700.0)) if H == H else math.exp(700.0)] * 3
+    if R < 2 or not H < _MOST_NATS:
+        return [math.exp(H if H < _MOST_NATS else _MOST_NATS)] * 3
     residual = -log_prob - H * tokens
     error = math.sqrt(R / (R - 1) * float(residual @ residual)) / tokens.sum()
     t = float(stdtrit(R - 1, 0.975))

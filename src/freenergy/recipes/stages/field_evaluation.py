@@ -20,6 +20,7 @@ from freenergy.corpus import Corpus
 from freenergy.evaluation.fields import (
     FieldScores,
     estimate_by_length,
+    finite,
     gain_of,
     measure_field,
     perplexity_of,
