@@ -52,9 +52,9 @@ def expected_counts(p: SegmentPotentials) -> SegmentPotentials:
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in p)
     with torch.enable_grad():
         rows = [t if t.requires_grad and needs_grad else t.detach().requires_grad_() for t in p[:4]]
-        log_z = log_partition(SegmentPotentials(*rows, p.lengths))
+        log_z = log_partition(SegmentPotentials(rows[0], rows[1], rows[2], rows[3], p.lengths))
         counts = torch.autograd.grad(log_z.sum(), rows, create_graph=needs_grad, materialize_grads=True)
-    return SegmentPotentials(*counts, p.lengths)
+    return SegmentPotentials(counts[0], counts[1], counts[2], counts[3], p.lengths)
 
 
 @final

@@ -56,8 +56,7 @@ class FeatureModel:
         lengths = [len(sentence) for sentence in sentences]
         e = pad_sequence(list(torch.from_numpy(X @ self.weights["emit"].numpy()).split(lengths)), batch_first=True)
         w, counts = self.weights, torch.tensor(lengths)
-        ends = {name: w[name] for name in ("start", "end")}
-        chain = LinearChain(e, w["transitions"], **ends, lengths=counts, allowed=self.allowed)
+        chain = LinearChain(e, w["transitions"], start=w["start"], end=w["end"], lengths=counts, allowed=self.allowed)
         return ChainLaw(chain, chain, counts)
 
     def save(self, folder: Path) -> None:
@@ -160,7 +159,14 @@ class _Objective:
         for block in self.blocks:
             e = torch.from_numpy(E[block.rows]).requires_grad_()
             rows = pad_sequence(list(e.split(block.lengths.tolist())), batch_first=True)
-            chain = LinearChain(rows, **ends, lengths=block.lengths, allowed=self.allowed)
+            chain = LinearChain(
+                rows,
+                ends["transitions"],
+                start=ends["start"],
+                end=ends["end"],
+                lengths=block.lengths,
+                allowed=self.allowed,
+            )
             log_p = chain.log_prob(block.y) if block.sets is None else chain.partial_log_prob(block.sets)
             value = -log_p.double().sum()
             value.backward()

@@ -86,8 +86,8 @@ class HiddenMarkovModel:
             pad_sequence([self.weights["emit"][each] for each in x], batch_first=True),
             torch.tensor(list(map(len, x))),
         )
-        ends = {name: self.weights[name].contiguous() for name in ("transitions", "start", "end")}
-        chain = LinearChain(e, **ends, lengths=lengths, allowed=self.allowed)
+        A, start, end = (self.weights[name].contiguous() for name in ("transitions", "start", "end"))
+        chain = LinearChain(e, A, start=start, end=end, lengths=lengths, allowed=self.allowed)
         return ChainLaw(chain, chain, lengths)
 
     def save(self, folder: Path) -> None:
