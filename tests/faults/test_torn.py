@@ -1,7 +1,7 @@
 """One file of a finished run is torn or one bit of it turned: noticed in a sentence, made anew, or without any effect.
 
 A turned bit in weights, tokens or numbers may go unseen by commands that read them, but not by ``freenergy verify``.
-What belongs to no stage, and is not sealed, stands in ``UNSEALED``.
+A cached copy that is made again when it is damaged stands in ``UNSEALED``.
 """
 
 import json

@@ -29,15 +29,21 @@ def run(
     stage: Annotated[str | None, typer.Option(help="Stop after this stage, such as base or energy.")] = None,
     changes: Changes = None,
     workers: WorkersName = "local",
+    discard_replaced: Annotated[
+        bool, typer.Option("--discard-replaced", help="In the end delete what other settings have left in the run.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
     from freenergy.corpus.resources import ResourceUnavailable
     from freenergy.recipes.load import load_recipe
+    from freenergy.runs.folder import discard_replaced as discard
 
     loaded = load_recipe(recipe, changes or [])
     try:
         _run(loaded, out, stage, workers, as_json)
+        if discard_replaced:
+            discard(Path(out) if out is not None else Path("runs") / loaded.name)
     except ResourceUnavailable as error:
         fallback = getattr(loaded, "fallback", "")  # a recipe that a Python function made may have none
         if not fallback:
@@ -199,26 +205,40 @@ def report(
         typer.echo(f"The report is in {path}: open it in a browser.")
 
 
-def verify(run_folder: RunFolder, as_json: AsJson = False) -> None:
-    """Verify the checksum of every file that the stages of a run wrote."""
+def verify(
+    run_folder: RunFolder,
+    sign: Annotated[
+        Path | None, typer.Option(help="Sign the run with this private key (Ed25519, as of ssh-keygen).")
+    ] = None,
+    trust: Annotated[Path | None, typer.Option(help="Accept the run only if this public key has signed it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify the checksum of every file that the stages of a run wrote, and with a key who vouches for it."""
     from freenergy.cli.show import Bars
-    from freenergy.recipes import load_run
+    from freenergy.core.checksums import RECIPE
+    from freenergy.core.signing import check_signature
+    from freenergy.core.signing import sign as put_signature
     from freenergy.recipes import verify as compare
 
+    if not (run_folder / RECIPE).is_file():
+        refuse(f"{run_folder} is not a run: give the folder that `freenergy run` made (it has a {RECIPE})")
     with Bars() as bars:
-        found = compare(load_run(run_folder).folder, bars)
-    if found.damaged:
-        others = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
-        sentence = (
-            f"{found.damaged[0]} does not match its checksum{others}: delete {', '.join(found.rerun)} in "
-            f"{run_folder} and run the recipe again"
-        )
-        refuse(sentence, **asdict(found))
+        found = compare(run_folder, bars)
+    for paths, what in ((found.damaged, "does not match its checksum"), (found.unknown, "was not written by a stage")):
+        if paths:
+            others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+            remedy = f"delete {', '.join(found.rerun) or 'it'} in {run_folder} and run the recipe again"
+            refuse(f"{paths[0]} {what}{others}: {remedy}", **asdict(found))
+    if trust is not None:
+        check_signature(run_folder, trust)
+    if sign is not None:
+        put_signature(run_folder, sign)
+    verdict = "unchanged since sealed" if trust is None else "unchanged and by this key"
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(found) | {"verdict": verdict})
         return
     size = f"{found.files:,} files of {len(found.stages)} stages, {found.bytes / 1e6:,.1f} MB"
-    typer.echo(f"{size}: every checksum matches.")
+    typer.echo(f"{size}: every checksum matches, {verdict}.")
     if found.without_checksums:
         typer.echo(f"Written before freenergy kept checksums, so not verified: {', '.join(found.without_checksums)}.")
 

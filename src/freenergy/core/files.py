@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from freenergy.core.errors import UserError
+from freenergy.core.hashing import file_hash as file_hash
+from freenergy.core.hashing import fingerprint as fingerprint
+from freenergy.core.intact import intact as intact
 
 if TYPE_CHECKING:  # slow to import, and needed by few callers
     import numpy as np
@@ -29,6 +32,7 @@ _PART = ".part"
 _SAFETENSORS_PART = ".tmp??????"  # temporary files of the safetensors library
 _FIX = "fix or remove the line"
 _REMAKE = "delete it and run the stage that makes it again"
+_CHECKSUM = "sha256"  # in the metadata of a safetensors file
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -139,9 +143,11 @@ class _Record(dict[str, Any]):
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raises ``UserError`` if the file is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_hook=lambda values: _Record(values, path))
+        value = json.loads(intact(path).read_text(encoding="utf-8"), object_hook=lambda values: _Record(values, path))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path, or run the stage that makes it") from None
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:  # also: bad UTF-8, thousands of digits, deep nesting
         raise UserError(f"{path} is not valid JSON ({error}): {_REMAKE}") from None
     if not isinstance(value, _Record):
@@ -188,12 +194,34 @@ def corruption_as_user_error(path: Path, remedy: str) -> Iterator[None]:
 RERUN = "delete it and run the same command again"
 
 
+def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> None:
+    """Write a safetensors file atomically, with a checksum of its content that ``read_tensors`` compares."""
+    from safetensors.torch import save_file
+
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata={_CHECKSUM: _content_hash({k: v.numpy() for k, v in tensors.items()})})
+
+
+def _content_hash(arrays: "dict[str, np.ndarray]") -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
 def read_tensors(path: Path) -> "dict[str, Tensor]":
     """Read a safetensors file; raises ``UserError`` if it is damaged."""
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     with corruption_as_user_error(path, RERUN):
-        return _Record(load_file(path), path)
+        found = load_file(intact(path))
+        with safe_open(path, framework="numpy") as file:
+            checksum = (file.metadata() or {}).get(_CHECKSUM)
+        if checksum is not None and checksum != _content_hash({k: v.numpy() for k, v in found.items()}):
+            raise ValueError("its content does not match its checksum")
+        return _Record(found, path)
 
 
 def read_arrays(path: Path) -> "dict[str, np.ndarray]":
@@ -201,7 +229,7 @@ def read_arrays(path: Path) -> "dict[str, np.ndarray]":
     from safetensors.numpy import load_file
 
     with corruption_as_user_error(path, RERUN):
-        return _Record(load_file(path), path)
+        return _Record(load_file(intact(path)), path)
 
 
 @contextmanager
@@ -262,19 +290,3 @@ class ResumableLines:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.done += 1
-
-
-def fingerprint(value: Any) -> str:
-    """Identify a JSON-like value by its content: 16 hexadecimal digits of SHA-256 over its canonical form.
-
-    >>> fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
-    True
-    """
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import corruption_as_user_error, fingerprint, read_json
+from freenergy.core.files import corruption_as_user_error, fingerprint, intact, read_json
 from freenergy.core.roles import Examples
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.corpus.chunks import Chunks
@@ -79,9 +79,16 @@ class Windows:
     """The windows of one split: p tokens of prefix and up to L of continuation each; or those windows in chunks."""
 
     def __init__(
-        self, stream: Any, places: Places, prefix: int, continuation: int, chunks: tuple[int, ...] = ()
+        self,
+        stream: Any,
+        places: Places,
+        prefix: int,
+        continuation: int,
+        chunks: tuple[int, ...] = (),
+        vocab_size: int | None = None,
     ) -> None:
         self._stream, self._places, self._prefix, self._continuation = stream, places, prefix, continuation
+        self._vocab_size = vocab_size  # None: token ids are not checked
         self.chunks = Chunks(places["length"], continuation, chunks) if chunks else None
 
     def __len__(self) -> int:
@@ -103,7 +110,7 @@ class Windows:
 
     def in_chunks(self, sizes: tuple[int, ...]) -> "Windows":
         """Return the same windows chunk by chunk, with chunks of each of these sizes."""
-        return Windows(self._stream, self._places, self._prefix, self._continuation, sizes)
+        return Windows(self._stream, self._places, self._prefix, self._continuation, sizes, self._vocab_size)
 
     @property
     def num_whole(self) -> int:
@@ -159,7 +166,13 @@ class Windows:
     def _read(self, starts: Integer[np.ndarray, " B"], length: int) -> Int[Tensor, "B length"]:
         """Return ``length`` tokens from each place; the end of the stream is not read beyond."""
         place = np.minimum(starts[:, None] + np.arange(length), len(self._stream) - 1)
-        return torch.from_numpy(self._stream[place].astype(np.int64))
+        tokens = self._stream[place].astype(np.int64)
+        if self._vocab_size is not None and tokens.size and tokens.max() >= self._vocab_size:
+            raise UserError(
+                f"a token of the corpus is {tokens.max()}, not below {self._vocab_size}: its files are damaged, so run "
+                "the corpus stage again"
+            )
+        return torch.from_numpy(tokens)
 
 
 @final
@@ -209,13 +222,13 @@ class Corpus:
         expected = self.report.splits[split].tokens * kind.itemsize
         if path.stat().st_size != expected:
             raise _damaged(path, f"{path.stat().st_size} bytes, not {expected}")
-        return np.memmap(path, dtype=kind, mode="r")
+        return np.memmap(intact(path), dtype=kind, mode="r")
 
     def documents(self, split: str) -> np.ndarray:
         """Bounds of the documents in the stream: document d is [bounds[d], bounds[d + 1]), its EOS included."""
         path = self._path(split, "documents.npy")
         with corruption_as_user_error(path, "run the corpus stage again"):
-            bounds: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+            bounds: np.ndarray = np.load(intact(path), mmap_mode="r", allow_pickle=False)
         if len(bounds) != self.report.splits[split].documents + 1:
             raise _damaged(path, f"{len(bounds) - 1} documents, not {self.report.splits[split].documents}")
         return bounds
@@ -226,7 +239,21 @@ class Corpus:
         places = read_windows(path)
         if len(places) != self.report.splits[split].windows:
             raise _damaged(path, f"{len(places)} windows, not {self.report.splits[split].windows}")
-        return Windows(self.stream(split), places, self.prefix, self.continuation, self.chunks)
+        stream = self.stream(split)
+        self._check_places(path, places, len(stream), self.report.splits[split].documents)
+        return Windows(stream, places, self.prefix, self.continuation, self.chunks, self.report.vocab_size)
+
+    def _check_places(self, path: Path, places: Places, tokens: int, documents: int) -> None:
+        """Refuse windows that do not lie in the stream, which would be read as other texts."""
+        if not len(places):
+            return
+        start, length, document = places["start"], places["length"], places["document"]
+        if not (length.min() >= 1 and length.max() <= self.continuation):
+            raise _damaged(path, f"a continuation has {length.min()} or {length.max()} tokens")
+        if not (start.min() >= 0 and (start + self.prefix + length).max() <= tokens):
+            raise _damaged(path, f"a window lies outside of the {tokens} tokens of its split")
+        if not (document.min() >= 0 and document.max() < documents):
+            raise _damaged(path, f"a window names a document beyond {documents}")
 
     def _path(self, split: str, ending: str) -> Path:
         if split not in self.report.splits:

@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from freenergy.core.errors import UserError, first_line
-from freenergy.core.files import fingerprint, read_json, write_json, write_text
+from freenergy.core.files import fingerprint, intact, read_json, write_json, write_text
 from freenergy.corpus.settings import BytePairTokenizer, WordTokenizer
 
 EOS_TOKEN = "<|endoftext|>"
@@ -128,7 +128,9 @@ def _mentions_byte_level(decoder: Any) -> bool:
 
 def _from_file(path: Path) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return tokenizers.Tokenizer.from_str(intact(path).read_text(encoding="utf-8"))
+    except UserError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer ({error}): download the model's folder again") from None
 

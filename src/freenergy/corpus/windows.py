@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, corruption_as_user_error
+from freenergy.core.files import atomic_write, corruption_as_user_error, intact
 from freenergy.corpus.settings import CorpusSettings
 
 RECORD = np.dtype([("start", "<i8"), ("document", "<i8"), ("length", "<i4")])
@@ -88,7 +88,7 @@ def _write_header(file: BinaryIO, count: int) -> None:
 def read_windows(path: Path) -> Places:
     """Load the windows that ``write_windows`` stored, memory-mapped."""
     with corruption_as_user_error(path, "run the corpus stage again"):
-        places: Places = np.load(path, mmap_mode="r", allow_pickle=False)
+        places: Places = np.load(intact(path), mmap_mode="r", allow_pickle=False)
         if places.dtype != RECORD or places.ndim != 1:
             raise ValueError("not the windows of a corpus")
     return places

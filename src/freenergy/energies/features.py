@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, fingerprint, overwritable_folder, read_json, write_json
+from freenergy.core.files import atomic_write, fingerprint, intact, overwritable_folder, read_json, write_json
 from freenergy.core.sequences import Continuations
 from freenergy.energies.module import EnergyModule
 from freenergy.energies.settings import EnergySettings
@@ -100,7 +100,7 @@ class FeatureEnergy(EnergyModule):
         """Read w, b, μ and σ."""
         path = folder / ARRAYS
         try:
-            self.load_state_dict(load_file(path))
+            self.load_state_dict(load_file(intact(path)))
         except FileNotFoundError:
             raise UserError(f"there is no file {path}: copy the whole folder of the energy") from None
         except SafetensorError as error:

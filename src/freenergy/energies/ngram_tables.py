@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, Integer
 from safetensors.numpy import load_file, save_file
 
-from freenergy.core.files import atomic_write, corruption_as_user_error
+from freenergy.core.files import atomic_write, corruption_as_user_error, intact
 from freenergy.core.progress import SILENT, Progress
 from freenergy.core.sequences import Continuations
 from freenergy.lm.ngram import discounts
@@ -193,7 +193,7 @@ class NgramTables:
     def load(cls, path: Path) -> "NgramTables":
         """Read what ``save`` wrote."""
         with corruption_as_user_error(path, "copy the whole folder of the energy, or train the energy again"):
-            arrays = load_file(path)
+            arrays = load_file(intact(path))
             V, eos, order = map(int, arrays["sizes"])
             counts = NgramCounts.from_arrays(arrays, vocab_size=V, eos=eos, order=order)
             raw = [columns(arrays[f"keys.{k}"], arrays[f"raw.{k}"], f"raw.{k}")[1] for k in range(1, order + 1)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import corruption_as_user_error, file_hash, read_json
+from freenergy.core.files import corruption_as_user_error, file_hash, intact, read_json
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.corpus import Tokenizer
@@ -62,6 +62,7 @@ def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer
         raise UserError(f"{folder / CONFIG} names an energy of kind {kind!r}: train it again with this version")
     with corruption_as_user_error(folder, "train it again, or copy the whole folder from where it was made"):
         found: type[EnergyModule] = getattr(import_module(f"freenergy.energies.{module}"), name)
+        intact(folder)
         return found.from_pretrained(folder, base=base, tokenizer=tokenizer).eval()
 
 

@@ -20,10 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
-from safetensors.torch import save_file
 from torch import Tensor
 
-from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, fingerprint, read_tensors
+from freenergy.core.files import RERUN, corruption_as_user_error, fingerprint, read_tensors, write_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import LanguageModel
 from freenergy.core.scored import Scored
@@ -67,8 +66,7 @@ def write_scores(model: Residual, cache: FeatureCache, folder: Path, chunk: Int[
         "energy": cache.energies(model.energy, chunk, rows),
         "lengths": x.lengths.double(),
     }
-    with atomic_write(path) as aside:
-        save_file(numbers, aside)
+    write_tensors(path, numbers)
 
 
 def window_log_probs(
@@ -109,5 +107,4 @@ def write_log_probs(lm: LanguageModel, windows: Windows, some: Integer[np.ndarra
     """log P of the true continuations of some windows, unless that was done."""
     if not path.is_file():
         log_p = lm.log_prob(windows.continuations(some))[:, 0].double().cpu()
-        with atomic_write(path) as aside:
-            save_file({"log_prob": log_p.contiguous()}, aside)
+        write_tensors(path, {"log_prob": log_p.contiguous()})

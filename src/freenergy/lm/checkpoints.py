@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, file_hash, fingerprint, read_json
+from freenergy.core.files import atomic_write, file_hash, fingerprint, intact, read_json
 from freenergy.corpus.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -17,7 +17,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
     """Return the model in float32 and its EOS token."""
-    folder, gguf = _parts(path)
+    folder, gguf = _parts(intact(path))
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
     if gguf:
         options |= {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
@@ -117,6 +117,14 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
                 f"the tokenizer has {tokenizer.vocab_size} tokens but the checkpoint {path} knows only {vocab_size}: "
                 "use the tokenizer that the checkpoint was trained with"
             )
+
+
+def checked_path(folder: Path, record: dict[str, Any]) -> Path:
+    """Return the checkpoint that a run's record names; one outside of the run must still be what it was."""
+    path = folder / record["path"]
+    if Path(record["path"]).is_absolute() and checkpoint_fingerprint(path) != record.get("fingerprint"):
+        raise UserError(f"{path} is not the checkpoint that the run was made with: fetch it again, or run it again")
+    return path
 
 
 def checkpoint_fingerprint(path: Path) -> str:

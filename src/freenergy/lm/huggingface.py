@@ -26,7 +26,7 @@ from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm import network_steps as steps
 from freenergy.lm.activations import Recorder, Trace, traced_ancestral
-from freenergy.lm.checkpoints import load_checkpoint, save_checkpoint
+from freenergy.lm.checkpoints import checked_path, load_checkpoint, save_checkpoint
 from freenergy.lm.decoding import sampling
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.load import Decoder, FastStepper, rows_at_once
@@ -93,7 +93,7 @@ class HuggingFaceLM:
     @classmethod
     def read(cls, folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> "HuggingFaceLM":
         """Load the checkpoint that the record names."""
-        return cls.from_pretrained(folder / record["path"], eos=tokenizer.eos)
+        return cls.from_pretrained(checked_path(folder, record), eos=tokenizer.eos)
 
     @property
     def device(self) -> torch.device:

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, corruption_as_user_error, fingerprint, read_json, write_json
+from freenergy.core.files import atomic_write, corruption_as_user_error, fingerprint, intact, read_json, write_json
 from freenergy.core.progress import SILENT, Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws
@@ -184,7 +184,7 @@ class NgramLM:
             )
         with corruption_as_user_error(path, _REMEDY):
             sizes = {name: int(config[name]) for name in ("vocab_size", "eos", "order")}
-            counts = NgramCounts.from_arrays(load_file(path), **sizes)
+            counts = NgramCounts.from_arrays(load_file(intact(path)), **sizes)
         tokenizer = config.get("tokenizer")
         if _fingerprint(counts, tokenizer) != config.get("fingerprint"):
             raise UserError(f"{path} is not what {_CONFIG} next to it describes: {_REMEDY}")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from freenergy.core.checksums import FLAT, digest_matches, write_with_checksums
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, fingerprint, read_json
+from freenergy.core.files import atomic_write, fingerprint, intact, read_json
 from freenergy.core.sequences import SequenceSpace
 from freenergy.corpus.shards import token_type
 
@@ -85,7 +85,11 @@ def _opened(flat: Path, key: str, record: np.dtype) -> Flat | None:
         return None
     if sizes != [M * record.itemsize, M * 8]:
         return None
-    windows = torch.from_numpy(np.fromfile(flat / _WINDOWS, dtype="<i8"))
+    try:
+        windows = torch.from_numpy(np.fromfile(intact(flat / _WINDOWS), dtype="<i8"))
+        intact(flat / _DRAWS)
+    except UserError:
+        return None
     return Flat(np.memmap(flat / _DRAWS, dtype=record, mode="r"), windows, is_plain)
 
 

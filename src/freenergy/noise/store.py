@@ -24,7 +24,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write
+from freenergy.core.files import atomic_write, intact
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, Noise
@@ -187,7 +187,19 @@ class NegativeStore:
         found = self._draws[index.numpy()]
         tokens, lengths = (torch.from_numpy(found[name].astype(np.int64)) for name in ("tokens", "lengths"))
         numbers = (torch.from_numpy(found[name].astype(np.float64)) for name in ("log_base", "log_proposal"))
-        return Draws(Continuations(contexts, tokens, lengths), *numbers)
+        log_base, log_proposal = numbers
+        self._check_numbers(tokens, lengths, log_base, log_proposal)
+        return Draws(Continuations(contexts, tokens, lengths), log_base, log_proposal)
+
+    def _check_numbers(self, tokens: Tensor, lengths: Tensor, *numbers: Tensor) -> None:
+        """Refuse what no draw can be."""
+        space, some = self.identity.space, lengths.numel() > 0
+        if some and not (int(lengths.min()) >= 0 and int(lengths.max()) <= space.length):
+            raise _damaged(self.folder, f"a draw has {int(lengths.max())} tokens")
+        if some and int(tokens.max()) >= space.vocab_size:
+            raise _damaged(self.folder, f"a draw has the token {int(tokens.max())}")
+        if any(bool(number.isnan().any()) for number in numbers):
+            raise _damaged(self.folder, "a log-probability is not a number")
 
     def trace(self, index: Int[Tensor, " batch"], layers: Sequence[int]) -> Trace | None:
         """The trace of the data and negatives at these positions, where it was kept as they were drawn."""
@@ -228,7 +240,9 @@ def _about(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _missing(path)
     try:
-        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[_KEY])
+        about: dict[str, Any] = json.loads((pq.read_schema(intact(path)).metadata or {})[_KEY])
+    except UserError:
+        raise
     except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
         raise _damaged(path, error) from None
     if set(about) != {"identity", "rows", "shard", "shards"}:
@@ -268,7 +282,7 @@ def _tables(folder: Path, first: dict[str, Any]) -> Iterator[pa.Table]:
 
 def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
     try:
-        table = pq.read_table(path, page_checksum_verification=True)
+        table = pq.read_table(intact(path), page_checksum_verification=True)
     except (OSError, pa.ArrowInvalid) as error:
         raise _damaged(path, error) from None
     if not table.schema.equals(SCHEMA) or table.num_rows % identity["per_prefix"]:

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error
+from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, intact
 from freenergy.lm.activations import Trace
 
 _LAYERS = "layers"
@@ -57,7 +57,7 @@ def _read_rows(path: Path, rows: Int[Tensor, " some"], layers: Sequence[int]) ->
     if not path.is_file():
         return None
     first, last = int(rows.min()), int(rows.max())
-    with corruption_as_user_error(path, RERUN), safe_open(path, framework="pt") as file:
+    with corruption_as_user_error(path, RERUN), safe_open(intact(path), framework="pt") as file:
         known = json.loads(file.metadata()[_LAYERS])
         if not set(layers) <= set(known):
             return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from freenergy.core.checksums import without_digest
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json
 from freenergy.core.workers.pool import InProcess, WorkerPool
@@ -58,7 +59,7 @@ def load_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[Any]:
     path = Path(folder) / RECIPE
     if not path.is_file():
         raise UserError(f"{folder} is not a run: give the folder that `freenergy run` made (it has a {RECIPE})")
-    return Run(Path(folder), make_recipe(read_json(path), origin=str(path)), workers)
+    return Run(Path(folder), make_recipe(without_digest(read_json(path), path), origin=str(path)), workers)
 
 
 def load_text_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[Any]:

@@ -1,11 +1,14 @@
 """A folder that resumes: before anything else is written into it, it names what it will be made of.
 
-    key = fingerprint(version, name, settings that differ from their defaults, other inputs, keys of what was read)
+    key = fingerprint(era, name, settings that differ from their defaults, other inputs, keys of what was read)
 
     begun.json   {"key": …}    the folder holds a part, or all, of what has this key
     stage.json   {"key": …}    written last: the folder is finished
+    replaced/NAME-KEY/         what NAME held before, under another key
 
 A setting with its default value does not count, so a new setting with a default leaves the keys of old results alone.
+Nothing is deleted to make room for something else: a folder of another key is moved to ``replaced``, and moved back
+when its key is wanted again.
 """
 
 import os
@@ -18,24 +21,31 @@ from pathlib import Path
 from typing import Any
 
 from freenergy.core.checksums import STAGE as DONE
+from freenergy.core.compatibility import ERA
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, fingerprint, read_json, write_json
 
-BEGUN = "begun.json"
+BEGUN, REPLACED = "begun.json", "replaced"
 _KIND = "kind"  # says which class of a union it is, so it counts always
 
 
 def begin(folder: Path, key: str, *, keep_others: bool = False) -> bool:
     """Prepare a folder for the work of ``key``; returns whether it holds a part of that work already.
 
-    A folder that was begun with another key is emptied, or refused with ``keep_others``. One with files that no run has
-    made is always refused.
+    A folder that was begun with another key is set aside, or refused with ``keep_others``. One with files that no run
+    has made is always refused.
     """
     if _begun_key(folder) == key:
         return True
     check_free(folder, key, keep_others=keep_others)
     if _is_ours(folder):
-        discard(folder)
+        set_aside(folder)
+    if (kept := replaced(folder, key)).is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            folder.rmdir()
+        kept.rename(folder)
+        return True
     write_json(folder / BEGUN, {"key": key})
     return False
 
@@ -57,11 +67,41 @@ def withdraw(folder: Path) -> None:
         (folder / BEGUN).unlink()
 
 
+def replaced(folder: Path, key: str) -> Path:
+    """Return where the content of a folder is kept that has this key."""
+    return folder.parent / REPLACED / f"{folder.name}-{key}"
+
+
+def set_aside(folder: Path) -> None:
+    """Move a folder to where its key is kept; one in which nothing was written is removed."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link: replace it by the folder that it leads to, or remove it")
+    if _visible(folder) == [BEGUN]:
+        discard(folder)
+        return
+    kept = replaced(folder, _begun_key(folder) or str(read_json(folder / DONE)["key"]))
+    if kept.is_dir():  # of an earlier time with the same key
+        if (kept / DONE).is_file() and not (folder / DONE).is_file():
+            discard(folder)
+            return
+        discard(kept)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(kept)
+
+
 def discard(folder: Path) -> None:
     """Remove a folder; a kill half-way leaves nothing that counts as done."""
     doomed = folder.with_name(f".{folder.name}.old.part")  # such names are removed when the next run starts
     folder.rename(doomed)
     shutil.rmtree(doomed)
+
+
+def discard_replaced(folder: Path) -> bool:
+    """Remove what a run has set aside; returns whether there was something."""
+    if not (folder / REPLACED).is_dir():
+        return False
+    discard(folder / REPLACED)
+    return True
 
 
 def adopt(source: Path, folder: Path) -> None:
@@ -93,7 +133,7 @@ def _visible(folder: Path) -> list[str]:
 
 def key_of(*parts: Any) -> str:
     """Returns the key of a result of these parts; settings may be dataclasses, alone or in lists and dicts."""
-    return fingerprint([package_version("freenergy"), *(without_defaults(part) for part in parts)])
+    return fingerprint([ERA, *(without_defaults(part) for part in parts)])
 
 
 def without_defaults(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """A run is a folder, and its stages are done in order, each once.
 
-    key(stage) = fingerprint(version, its part of the recipe, what it reads, keys of the stages before)
+    key(stage) = fingerprint(era, its part of the recipe, what it reads, keys of the stages before)
 
 A stage works in a folder of its own. ``stage.json`` is written there last and holds the key and checksums of all files:
 while the key is the same, the stage is not done again (``folder`` says when it resumes). Which stages there are is up
@@ -19,17 +19,18 @@ from typing import Any, Generic, Protocol, TypeVar, final, runtime_checkable
 
 import torch
 
+from freenergy.core.checksums import RECIPE as RECIPE
 from freenergy.core.checksums import STAGE as DONE
-from freenergy.core.checksums import digest_matches, write_with_checksums
+from freenergy.core.checksums import digest_matches, with_digest, write_with_checksums
+from freenergy.core.compatibility import check_format, with_format
 from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, exclusive_lock, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.core.workers.pool import InProcess, WorkerPool
-from freenergy.runs.folder import adopt, begin, check_free, key_of, package_version, withdraw
+from freenergy.runs.folder import REPLACED, adopt, begin, check_free, key_of, package_version, replaced, withdraw
 from freenergy.training.distributed.ranks import Ranks, by_itself
 
 _SILENT, _IN_PROCESS, _ALONE = Silent(), InProcess(), Ranks()
-RECIPE = "recipe.json"
 _PACKAGES = ("freenergy", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -80,6 +81,7 @@ class Run(Generic[R_co]):
         if not path.is_file():
             raise UserError(f"the stage {name} of {self.folder} is not finished: `freenergy run` it first")
         record: dict[str, Any] = read_json(path)
+        check_format(record, path)
         is_record = isinstance(record.get("key"), str) and isinstance(record.get("after", {}), dict)
         if not is_record or not digest_matches(record):
             raise UserError(f"{path} is damaged: delete it and `freenergy run` it again")
@@ -107,6 +109,7 @@ class Stage(Generic[R_contra]):
     name: str
     plan: Callable[[Run[R_contra], Progress], Plan]
     after: tuple[str, ...] = ()  # the stages whose results it reads; a change there is a change here
+    version: int = 1  # of its algorithm: raised by a change of the code that gives other results
 
 
 @final
@@ -143,13 +146,14 @@ def run(
             # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
             plans = [each.plan(this, progress) for each in chosen]
             if ranks.is_first:
-                write_json(this.folder / RECIPE, recipe.to_json())
+                write_json(this.folder / RECIPE, with_digest(recipe.to_json()))
         keys: dict[str, str] = {}
         for each, plan in zip(chosen, plans, strict=True):
             after = {name: keys[name] for name in each.after if name in keys}  # a run without an energy has fewer
-            step = Step(each.name, plan, this.stage(each.name), after)
+            step = Step(each.name, plan, this.stage(each.name), after, version=each.version)
             if ranks.is_first:
                 step.take_from([folder / each.name for folder in reuse])
+                step.say_what_is_replaced(progress)
             yield step.done(this.workers, progress, ranks)
             keys[each.name] = step.key
 
@@ -160,7 +164,7 @@ def finish(stage: Stage[R_contra], this: Run[R_contra], folder: Path, progress: 
     Such a folder may be the user's, so one that was begun with other settings is refused, not emptied.
     """
     after = {name: str(this.finished(name)["key"]) for name in stage.after}
-    step = Step(stage.name, stage.plan(this, progress), folder, after, keep_others=True)
+    step = Step(stage.name, stage.plan(this, progress), folder, after, keep_others=True, version=stage.version)
     check_free(folder, step.key, keep_others=True)
     with working_in(folder):
         return step.done(this.workers, progress)
@@ -191,7 +195,7 @@ def is_current(stage: Stage[R_contra], this: Run[R_contra]) -> bool:
     record = this.finished(stage.name)
     before = record.get("after", {})
     after = {name: before[name] for name in stage.after if name in before}  # JSON has them sorted
-    step = Step(stage.name, stage.plan(this, _SILENT), this.stage(stage.name), after)
+    step = Step(stage.name, stage.plan(this, _SILENT), this.stage(stage.name), after, version=stage.version)
     return bool(record["key"] == step.key)
 
 
@@ -204,12 +208,14 @@ class Step:
     plan: Plan
     folder: Path
     after: Mapping[str, str]
-    keep_others: bool = False  # what another key has left in the folder is refused, not emptied
+    keep_others: bool = False  # what another key has left in the folder is refused, not set aside
+    version: int = 1  # of the stage's algorithm
 
     @property
     def key(self) -> str:
         """Names what the stage is made of."""
-        return key_of(self.name, self.plan.inputs, list(self.after.values()))
+        name = self.name if self.version == 1 else f"{self.name} {self.version}"
+        return key_of(name, self.plan.inputs, list(self.after.values()))
 
     def done(self, workers: WorkerPool, progress: Progress, ranks: Ranks = _ALONE) -> StageResult:
         """Do the stage unless it is done."""
@@ -221,17 +227,29 @@ class Step:
         return found
 
     def take_from(self, others: Sequence[Path]) -> None:
-        """Take the folder over from another run that has finished the same."""
-        found = None if self._recorded(self.folder) else next(filter(self._recorded, others), None)
-        if found is not None:
+        """Take the folder back from what was set aside, or over from another run that has finished the same."""
+        if self._recorded(self.folder):
+            return
+        if self._recorded(replaced(self.folder, self.key)):
+            begin(self.folder, self.key)
+        elif (found := next(filter(self._recorded, others), None)) is not None:
             adopt(found, self.folder)
+
+    def say_what_is_replaced(self, progress: Progress) -> None:
+        """Say that finished work of other settings is about to be set aside."""
+        if (self.folder / DONE).is_file() and not self._recorded(self.folder):
+            kept = self.folder.parent / REPLACED
+            progress.say(f"{self.name}: settings or inputs have changed; what it held before is kept in {kept}")
 
     def _recorded(self, folder: Path) -> StageResult | None:
         """Returns the result of the stage where it is finished."""
         if not (folder / DONE).is_file():
             return None
         record = read_json(folder / DONE)
-        is_record = isinstance(record.get("summary"), dict) and "seconds" in record and digest_matches(record)
+        check_format(record, folder / DONE)
+        if not digest_matches(record):
+            raise UserError(f"{folder / DONE} is damaged: copy it again, or delete {folder} and run the recipe again")
+        is_record = isinstance(record.get("summary"), dict) and "seconds" in record
         if record.get("key") != self.key or not is_record:
             return None
         return StageResult(self.name, record["summary"], record["seconds"], was_cached=True)
@@ -255,9 +273,8 @@ class Step:
         summary = json.loads(json.dumps(summary))
         record = {"key": self.key, "after": dict(self.after), "summary": summary, "versions": versions()}
         if ranks.is_first:
-            write_with_checksums(
-                self.folder / DONE, record | {"seconds": seconds, "cpu_seconds": cpu_seconds}, progress
-            )
+            times = {"seconds": seconds, "cpu_seconds": cpu_seconds}
+            write_with_checksums(self.folder / DONE, with_format(record | times), progress)
         ranks.barrier()
         return StageResult(self.name, summary, seconds, was_cached=False) if ranks.is_first else None
 

@@ -14,7 +14,6 @@ Legend: M windows, K negatives of each, F features.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import final
@@ -22,10 +21,10 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from freenergy.core.files import atomic_write, disk_full_as_user_error, fingerprint, read_tensors
+from freenergy.core.compatibility import ERA
+from freenergy.core.files import disk_full_as_user_error, fingerprint, read_tensors, write_tensors
 from freenergy.core.progress import Progress
 from freenergy.core.roles import Energy
 from freenergy.core.sequences import Continuations
@@ -127,14 +126,13 @@ class FeatureCache:
         if not path.is_file():
             x = self._strings(chunk)
             found = own_features(energy, x) if self.leave_self_out else energy.features(x)
-            with atomic_write(path) as aside:
-                save_file({"features": found.float().cpu().contiguous()}, aside)
+            write_tensors(path, {"features": found.float().cpu().contiguous()})
         return read_tensors(path)["features"]
 
     def place(self, energy: FeatureEnergy) -> Path:
         """Return the folder of the shards of an energy's features."""
         about = [
-            version("freenergy"),
+            ERA,
             energy.fingerprint,
             self.contrast.store.fingerprint,
             self.leave_self_out,

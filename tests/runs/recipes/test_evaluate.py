@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from freenergy import UserError, write_report
+from freenergy.core.checksums import with_digest, without_digest
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import Silent
 from freenergy.recipes import load_run
@@ -206,9 +207,9 @@ def test_an_evaluation_that_is_missing_is_done(copy, done):
 def test_numbers_of_other_settings_are_not_shown(copy):
     """A recipe that was changed and run up to a stage in between: the old evaluation is not the recipe's."""
     assert write_report(load_run(copy), Silent()).is_file()
-    recipe = read_json(copy / "recipe.json")
+    recipe = without_digest(read_json(copy / "recipe.json"), copy / "recipe.json")
     recipe["evaluation"]["windows"] = 2
-    write_json(copy / "recipe.json", recipe)
+    write_json(copy / "recipe.json", with_digest(recipe))
     with pytest.raises(UserError, match="evaluated with other settings"):
         write_report(load_run(copy), Silent())
     assert evaluate(copy)["windows"] == 2

@@ -44,7 +44,7 @@ def test_a_section_that_differs_from_its_place_is_told_by_its_own_defaults():
     assert without_defaults({"x": [Part(size=1)], "y": None}) == {"x": [{"kind": "part", "size": 1}], "y": None}
 
 
-def test_a_folder_resumes_under_its_key_and_is_emptied_under_another(tmp_path):
+def test_a_folder_resumes_under_its_key_and_is_set_aside_under_another(tmp_path):
     folder = tmp_path / "stage"
     assert not begin(folder, "one")
     (folder / "half").write_text("done")
@@ -52,7 +52,8 @@ def test_a_folder_resumes_under_its_key_and_is_emptied_under_another(tmp_path):
     assert (folder / "half").exists()
     assert not begin(folder, "two")
     assert [path.name for path in folder.iterdir()] == [BEGUN]
-    assert list(tmp_path.iterdir()) == [folder]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["replaced", "stage"]
+    assert (tmp_path / "replaced" / "stage-one" / "half").read_text() == "done"
 
 
 def test_a_folder_of_the_user_is_refused_and_not_emptied(tmp_path):

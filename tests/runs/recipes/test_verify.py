@@ -26,7 +26,7 @@ def turn(path):
 
 def files_of(folder):
     """Those of the stages."""
-    stages = sorted(path.parent for path in folder.glob("*/stage.json"))
+    stages = sorted(path.parent for each in ("*", "evaluations/*") for path in folder.glob(f"{each}/stage.json"))
     return [path.relative_to(folder) for stage in stages for path in sorted(stage.rglob("*")) if path.is_file()]
 
 

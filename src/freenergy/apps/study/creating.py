@@ -11,13 +11,13 @@ resumes with the same bits.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
 from freenergy.apps.study.items import ITEMS, KINDS, RECORD, Item, Study, StudySettings, write_record
+from freenergy.core.compatibility import ERA
 from freenergy.core.errors import UserError
 from freenergy.core.files import exclusive_lock, fingerprint, read_json, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
@@ -126,7 +126,7 @@ def create(
     source, identity = _held_out(this, corpus, a, settings, making, progress)
     human = {"name": HUMAN, "run": None, "law": None}
     models = {"a": a.about(), "b": human if b is None else b.about()}
-    key = fingerprint([models, asdict(settings), identity, version("freenergy")])
+    key = fingerprint([models, asdict(settings), identity, ERA])
     _begin(folder, key, settings, models)
     if not (folder / ITEMS).is_file():
         reader = _Writer.of(joint, this.folder, "base", making, settings.seed)

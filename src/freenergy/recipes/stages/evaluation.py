@@ -18,6 +18,8 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Integer
 
+from freenergy.core.checksums import STAGE as MANIFEST
+from freenergy.core.checksums import write_with_checksums
 from freenergy.core.errors import UserError
 from freenergy.core.files import fingerprint, read_json, write_json
 from freenergy.core.progress import Progress, Silent
@@ -240,6 +242,8 @@ def _drawn_and_measured(
     def work(folder: Path, progress: Progress) -> dict[str, Any]:
         opened = Opened(this, corpus, load_base(this, corpus))
         draw_candidates(opened, root / draws, num, identity, progress)
+        if not (root / draws / MANIFEST).is_file():
+            write_with_checksums(root / draws / MANIFEST, {"key": draws}, progress)
         arguments = folder.name, draws, identity, request.baselines
         wanted = job(this, _request_shards, read, *arguments)
         return _measured(this, _request_shards(opened, *arguments), wanted, progress)

@@ -13,7 +13,6 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from typing import Any, final
 import numpy as np
 from jaxtyping import Float
 
+from freenergy.core.compatibility import ERA
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, exclusive_lock, file_hash, fingerprint, resumable_jsonl
 from freenergy.core.progress import Progress, Silent
@@ -231,7 +231,7 @@ def score_file(model: ResidualModel, path: Path, folder: Path, *, ends: bool, pr
     """Every list of a file with the ranking of its candidates; what was scored before is read."""
     total = sum(1 for _ in read_lists(path))
     first = _scored(model, next(read_lists(path)), path, ends)
-    asked = {"version": version("freenergy"), "file": file_hash(path), "ends": ends, "first": first}
+    asked = {"version": ERA, "file": file_hash(path), "ends": ends, "first": first}
     kept = folder / f"{fingerprint(asked)}.jsonl"
     if not kept.is_file():
         with progress.track(f"scores of {path.name}", total, "lists") as advance, resumable_jsonl(kept, asked) as lines:
