@@ -46,7 +46,7 @@ class Verification:
 
 def with_digest(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object together with its own digest, which ``without_digest`` compares."""
-    plain = json.loads(json.dumps(record))
+    plain: dict[str, Any] = json.loads(json.dumps(record))
     return plain | {_DIGEST: fingerprint(plain)}
 
 

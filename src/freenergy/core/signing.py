@@ -10,7 +10,7 @@ A manifest holds the checksums of its files, so the signature is about every fil
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from freenergy.core.checksums import RECIPE, manifests
 from freenergy.core.errors import UserError
@@ -64,7 +64,7 @@ def _private(path: Path) -> "Ed25519PrivateKey":
         except (ValueError, TypeError):  # of the other format, or with a passphrase
             continue
         if isinstance(found, kinds.Ed25519PrivateKey):
-            return found
+            return cast("Ed25519PrivateKey", found)
     raise UserError(f"{path} is not an Ed25519 private key without a passphrase: make one with ssh-keygen -t ed25519")
 
 
@@ -77,7 +77,7 @@ def _public(path: Path) -> "Ed25519PublicKey":
         except ValueError:
             continue
         if isinstance(found, kinds.Ed25519PublicKey):
-            return found
+            return cast("Ed25519PublicKey", found)
     raise UserError(f"{path} is not an Ed25519 public key: give the file that ends in .pub")
 
 

@@ -121,7 +121,7 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
 
 def checked_path(folder: Path, record: dict[str, Any]) -> Path:
     """Return the checkpoint that a run's record names; one outside of the run must still be what it was."""
-    path = folder / record["path"]
+    path = folder / str(record["path"])
     if Path(record["path"]).is_absolute() and checkpoint_fingerprint(path) != record.get("fingerprint"):
         raise UserError(f"{path} is not the checkpoint that the run was made with: fetch it again, or run it again")
     return path
