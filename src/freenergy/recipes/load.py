@@ -66,7 +66,8 @@ def load_text_run(folder: str | Path, workers: WorkerPool = _IN_PROCESS) -> Run[
     """Returns the run in a folder, which must be one of a model of text."""
     found = load_run(folder, workers)
     if not hasattr(found.recipe, "corpus"):
-        raise UserError(f"{folder} is a run of the family {found.recipe.family}: give one of a model of text")
+        other = ", or use `freenergy tag`" if found.recipe.family == "tagging" else ""
+        raise UserError(f"{folder} is a run of the family {found.recipe.family}: give one of a model of text{other}")
     return found
 
 

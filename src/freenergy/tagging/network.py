@@ -23,7 +23,7 @@ from freenergy.tagging.transducers import TransducerHead
 if TYPE_CHECKING:
     from freenergy.tagging.encoder import WordEncoder
 
-_SHAPES, _UNSEEN_SHARE = 16, 0.02  # width of shapes; share of words that training reads as unseen
+_SHAPES = 16  # width of the embedding of shapes
 
 
 @final
@@ -99,7 +99,9 @@ class TaggerNetwork(nn.Module):
         if self.words is not None and self.shapes is not None:
             numbers = words.words
             if self.training:
-                numbers = torch.where(torch.rand(len(numbers), device=numbers.device) < _UNSEEN_SHARE, 0, numbers)
+                numbers = torch.where(
+                    torch.rand(len(numbers), device=numbers.device) < self.settings.word_dropout, 0, numbers
+                )
             parts += [self.words(numbers), self.shapes(words.shapes)]
         if self.grams is not None:
             parts.append(self.grams(words.grams, words.offsets)[words.which])

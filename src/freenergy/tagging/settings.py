@@ -144,6 +144,7 @@ class NeuralTagger:
     frozen: bool = True  # the encoder's weights stay as they are
     hidden: int = 128  # of the BiLSTM, in each direction; 0 for none
     dropout: float = 0.4
+    word_dropout: float = 0.02  # share of words that training reads as unseen, known by their characters alone
     constrained: bool = False  # forbid tags that break the scheme (in training too where the law is a crf)
     design: Literal[1, 2] = 1  # of the transducer: potentials are f and g, or log softmax f and log softmax g
     history: Literal["lstm", "last"] = "lstm"  # what the prediction network sees: all tags before, or the last one
@@ -164,7 +165,7 @@ class NeuralTagger:
         check_range(
             self, "min_count", "character_width", "buckets", "columns", "labels", "beam", at_least=1, section="tagger."
         )
-        check_range(self, "dropout", at_least=0, below=1, section="tagger.")
+        check_range(self, "dropout", "word_dropout", at_least=0, below=1, section="tagger.")
         if not self.words and self.characters == "none" and not self.encoder:
             raise UserError("the tagger reads nothing of a word: set tagger.words, tagger.characters or tagger.encoder")
         if isinstance(self.loss, ContrastiveLoss) and self.law not in ("crf", "transducer"):
