@@ -60,6 +60,7 @@ class ActivationEnergy(Energy, Protocol):
 
     base: LanguageModel
     layers: tuple[int, ...]
+    after: bool  # its states are those after each token
 
     def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
         """Compute φ of continuations whose activations in ``layers`` were recorded."""

@@ -3,7 +3,8 @@
     E(x) = −w · z(φ(x)) − b,      φ(x) = mean hidden states of some layers, and statistics of the base's predictions
 
 The hidden states are those that predicted the tokens of x, so that they exist when x has been sampled
-(``lm.activations``): ``energy_of_trace`` then costs one product of vectors. Statistics are of log p_t, the base's
+(``lm.activations``): ``energy_of_trace`` then costs one product of vectors. With ``after`` they are those after each
+token of x, which costs a step more and tells more about a short x. Statistics are of log p_t, the base's
 log-probability of x_t, of the entropy H_t of its prediction, and of the rank of x_t in it; log p_t + H_t is how much
 more likely x_t was than expected.
 """
@@ -55,6 +56,7 @@ class ProbeEnergy(EnergySettings):
     layers: tuple[int, ...] = ()  # hidden states that are read, 0 the embeddings; none given: a third, two thirds, last
     states: bool = True
     statistics: bool = True
+    after: bool = False  # the states after each token, so that the last one is seen too, not those that predicted it
 
     def build(self, inputs: BuildInputs) -> "Probe":
         """Read the base."""
@@ -87,14 +89,14 @@ class Probe(FeatureEnergy):
         if not self.names:
             raise UserError("a probe of neither states nor statistics has nothing to read: set one of them to true")
         self.base, self.reads_statistics = base, settings.statistics
-        self.layers = layers
+        self.layers, self.after = layers, settings.after
 
     def features(self, x: Continuations, *, leave_self_out: bool = False) -> Float[Tensor, "B N F"]:
         """Compute φ(x), read by the base; ``leave_self_out`` changes nothing, as the base holds no counts."""
-        return self.features_of(self.base.trace(x, self.layers))
+        return self.features_of(self.base.trace(x, self.layers, after=self.after))
 
     def features_of(self, trace: Trace) -> Float[Tensor, "B N F"]:
-        """Compute φ(x) from a trace of ``self.layers``."""
+        """Compute φ(x) from a trace of ``self.layers``, with states as ``self.after`` says."""
         states = trace.states.flatten(2).double()
         return torch.cat([states, statistics(trace)], dim=-1) if self.reads_statistics else states
 

@@ -3,7 +3,8 @@
     where x_t is predicted:   log p_t(x_t),   H(p_t) = −Σ_v p_t(v) log p_t(v),   log rank of x_t in p_t,   states
 
 The places are those of the last context token, x_1, …, x_{L−1}: they are computed anyway while x is sampled. The states
-are means over the places, one vector for each chosen layer. Legend: K layers chosen, H width of the states.
+are means over the places, one vector for each chosen layer; or, with ``after``, means over x_1, …, x_L, so that the
+last token is seen too, which costs a step up to the highest layer chosen. Legend: K layers chosen, H their width.
 """
 
 from collections.abc import Sequence
@@ -61,8 +62,8 @@ class TracingLM(Protocol):
     num_layers: int  # hidden states 0 (the embeddings) … num_layers (what the logits are made of)
     width: int
 
-    def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
-        """Return the trace of given continuations."""
+    def trace(self, x: Continuations, layers: Sequence[int], *, after: bool = False) -> Trace:
+        """Return the trace of given continuations; ``after``: with the states after each token."""
 
     def sample_traced(
         self,
@@ -73,6 +74,8 @@ class TracingLM(Protocol):
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
         data: Continuations | None = None,
+        *,
+        after: bool = False,
     ) -> tuple[Draws, Trace]:
         """Draw as ``sample`` does, and return the trace that ``trace`` would read from them.
 
@@ -98,11 +101,10 @@ class Recorder:
     def add(
         self,
         log_probs: Float[Tensor, "B N S V"],
-        states: Float[Tensor, "B N S K H"],
         tokens: Int[Tensor, "B N S"],
         mask: Bool[Tensor, "B N S"],
     ) -> None:
-        """Add S places: what was predicted there, the states that predicted it, and the tokens that came."""
+        """Add S places: what was predicted there, and the tokens that came."""
         wide = sum_dtype(log_probs.device)
         log_p = log_probs.gather(-1, tokens.unsqueeze(-1))
         rank = 1 + (log_probs > log_p).sum(-1)
@@ -110,7 +112,10 @@ class Recorder:
         numbers = (log_p.squeeze(-1), entropy, rank.log())
         log_p, entropy, log_rank = (torch.where(mask, value.to(wide), 0) for value in numbers)
         self._rows.append((log_p, entropy, log_rank, mask))
-        total = torch.where(mask[..., None, None], states.to(wide), 0).sum(2)
+
+    def add_states(self, states: Float[Tensor, "B N S K H"], mask: Bool[Tensor, "B N S"]) -> None:
+        """Add states of S places, or of S tokens, where they are real."""
+        total = torch.where(mask[..., None, None], states.to(sum_dtype(states.device)), 0).sum(2)
         self._sum = total if self._sum is None else self._sum + total
 
     def trace(self, length: int) -> Trace:
@@ -130,15 +135,34 @@ class ShowingStepper(Stepper, Protocol):
 
 
 def traced_ancestral(
-    stepper: ShowingStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+    stepper: ShowingStepper,
+    contexts: Sequences,
+    num: int,
+    space: SequenceSpace,
+    rng: Rng,
+    truncation: Truncation,
+    *,
+    after: bool = False,
 ) -> tuple[Draws, Trace]:
     """Draw as ``ancestral`` does, and record the trace."""
-    recorder = Recorder()
+    recorder, read = Recorder(), list[tuple[Tensor, Tensor]]()  # the last tokens, which have no state yet
+
+    def see(mask: Tensor) -> None:
+        recorder.add_states(stepper.states.expand(-1, num, -1, -1).unsqueeze(2), mask.unsqueeze(2))
 
     def record(log_p: Tensor, tokens: Tensor, is_running: Tensor) -> None:
-        column = (log_p, stepper.states.expand(-1, num, -1, -1), tokens, is_running)
-        recorder.add(*(value.unsqueeze(2) for value in column))
+        recorder.add(*(value.unsqueeze(2) for value in (log_p, tokens, is_running)))
+        if not after:
+            see(is_running)
+        elif read:
+            see(read.pop()[1])
+        read.append((tokens, is_running))
 
     walk = Walk(stepper, contexts, num, space, rng, truncation)
     walk.record = record
-    return walk.finish(), recorder.trace(space.length)
+    draws = walk.finish()
+    if after:
+        tokens, was_running = read.pop()
+        stepper.step(tokens)
+        see(was_running)
+    return draws, recorder.trace(space.length)

@@ -128,10 +128,10 @@ class AdaptedLM:
         """Return a stepper at the start of ``num`` continuations of each context."""
         return begin(self._law, contexts, num, length)
 
-    def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
+    def trace(self, x: Continuations, layers: Sequence[int], *, after: bool = False) -> Trace:
         """Record the states of the base and the predictions of the adapted law on given continuations."""
         assert isinstance(self._law, TracingLM), "ask isinstance(lm, TracingLM) first"
-        return self._law.trace(x, layers)
+        return self._law.trace(x, layers, after=after)
 
     def sample_traced(
         self,
@@ -142,10 +142,12 @@ class AdaptedLM:
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
         data: Continuations | None = None,
+        *,
+        after: bool = False,
     ) -> tuple[Draws, Trace]:
         """Draw as ``sample`` does, and return the trace that ``trace`` would read from them, after that of ``data``."""
         assert isinstance(self._law, TracingLM), "ask isinstance(lm, TracingLM) first"
-        return self._law.sample_traced(contexts, num, space, rng, truncation, layers, data)
+        return self._law.sample_traced(contexts, num, space, rng, truncation, layers, data, after=after)
 
     def save_mix(self, folder: Path) -> None:
         """Write counts and weights, without the base."""

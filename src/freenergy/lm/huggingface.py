@@ -149,6 +149,8 @@ class HuggingFaceLM:
         truncation: Truncation = ANCESTRAL,
         layers: Sequence[int] = (),
         data: Continuations | None = None,
+        *,
+        after: bool = False,
     ) -> tuple[Draws, Trace]:
         """Return the same draws, and the trace that ``trace`` would read from them, at next to no cost.
 
@@ -156,7 +158,7 @@ class HuggingFaceLM:
         """
         traces: list[Trace] = []
         of_data: list[Trace] = []
-        traced = traced_ancestral if self._fast is None else sampling.sample_traced
+        traced = partial(traced_ancestral if self._fast is None else sampling.sample_traced, after=after)
 
         def draw(*rest: Any) -> Draws:
             draws, trace = traced(*rest)
@@ -167,7 +169,7 @@ class HuggingFaceLM:
             if data is not None:
                 x = data[some].to(self.device)
                 x = Continuations(readable, x.tokens, x.lengths)
-                of_data.append(self._trace(x, first, tuple(layers)).padded(space.length))
+                of_data.append(self._trace(x, first, tuple(layers), after=after).padded(space.length))
 
         draws = self._sample(contexts, num, space, rng, truncation, tuple(layers), draw, see)
         parts = -(-num // self._rows_at_once(space.length))  # of one context's candidates
@@ -183,7 +185,7 @@ class HuggingFaceLM:
         return self._stepping(readable, self._read(readable, ()), length, ())(num)
 
     @torch.no_grad()
-    def trace(self, x: Continuations, layers: Sequence[int]) -> Trace:
+    def trace(self, x: Continuations, layers: Sequence[int], *, after: bool = False) -> Trace:
         """Record what the model computes on given continuations; ``layers`` 0 (embeddings) … num_layers."""
         B, N, padded = x.tokens.shape
         x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
@@ -191,9 +193,9 @@ class HuggingFaceLM:
         if not B or not N or not L:
             return Trace.of_nothing(B, N, padded, len(layers), self.width, self.device)
         check_fits(x.contexts, L, self.max_length)
-        return self._trace(x, None, tuple(layers)).padded(padded)
+        return self._trace(x, None, tuple(layers), after=after).padded(padded)
 
-    def _trace(self, x: Continuations, first: steps.First | None, layers: tuple[int, ...]) -> Trace:
+    def _trace(self, x: Continuations, first: steps.First | None, layers: tuple[int, ...], *, after: bool) -> Trace:
         """Return the trace of continuations; ``first`` is what was read of their contexts, where that was done."""
         B, N, L = x.tokens.shape
         width = L if self.shares_prefix else L + x.contexts.tokens.shape[1]
@@ -202,7 +204,7 @@ class HuggingFaceLM:
         for b in range(0, B, contexts):
             some = slice(b, b + contexts)
             read = self._read(x.contexts[some], layers) if first is None else first.some(some)
-            trace = self._tracer(x.contexts[some], read, layers, L)
+            trace = partial(self._tracer(x.contexts[some], read, layers, L), after=after)
             parts = [trace(x[some].candidates(slice(n, n + rows))).trace(L) for n in range(0, N, rows)]
             chunks.append(Trace.cat(parts, dim=1))
         return Trace.cat(chunks, dim=0)
@@ -270,12 +272,12 @@ class HuggingFaceLM:
 
     def _tracer(
         self, contexts: Sequences, first: steps.First | None, layers: tuple[int, ...], length: int
-    ) -> Callable[[Continuations], Recorder]:
+    ) -> Callable[..., Recorder]:
         """Return what traces continuations of these contexts."""
         edit = self._edits(contexts, length)
         if first is None:
-            return lambda x: steps.trace_whole(self.model, layers, x, edit())
-        return lambda x: steps.trace_after(self.model, first, layers, x, edit())
+            return lambda x, after: steps.trace_whole(self.model, layers, x, edit(), after=after)
+        return lambda x, after: steps.trace_after(self.model, first, layers, x, edit(), after=after)
 
     def _after(self, prefix: Prefix, log_first: Float[Tensor, "B V"], x: Continuations) -> Float[Tensor, "B N"]:
         """Compute log P of continuations whose contexts have been read."""

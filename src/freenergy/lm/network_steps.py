@@ -155,37 +155,52 @@ def telling_example(model: PreTrainedModel) -> Continuations:
 
 
 def trace_after(
-    model: PreTrainedModel, first: First, layers: tuple[int, ...], x: Continuations, edit: Edit | None = None
+    model: PreTrainedModel,
+    first: First,
+    layers: tuple[int, ...],
+    x: Continuations,
+    edit: Edit | None = None,
+    *,
+    after: bool = False,
 ) -> Recorder:
     """Return the trace of continuations whose contexts have been read."""
     (B, N, L), recorder = x.tokens.shape, Recorder()
     log_first = first.log_p if edit is None else applied(edit, first.log_p)
-    log_p, states = (value.unsqueeze(1).unsqueeze(1) for value in (log_first, first.states))
-    recorder.add(log_p.expand(B, N, 1, -1), states.expand(B, N, 1, -1, -1), x.tokens[:, :, :1], x.mask[:, :, :1])
-    if L > 1:
+    recorder.add(log_first.view(B, 1, 1, -1).expand(B, N, 1, -1), x.tokens[:, :, :1], x.mask[:, :, :1])
+    states = first.states.view(B, 1, 1, *first.states.shape[1:]).expand(B, N, 1, -1, -1)
+    if L + after > 1:
+        if after:  # one token more, so that the last one is read
+            x = Continuations(x.contexts, torch.cat([x.tokens, x.tokens[:, :, -1:]], dim=2), x.lengths)
         out = later(model, first.prefix, x, shows=bool(layers))
-        found = (log_softmax(out.logits), states_at(out, layers, x.tokens[:, :, 1:].flatten(0, 1)))
-        log_p, states = (value.unflatten(0, (B, N)) for value in found)
+        log_p, later_states = (
+            value.unflatten(0, (B, N))
+            for value in (log_softmax(out.logits), states_at(out, layers, x.tokens[:, :, 1:].flatten(0, 1)))
+        )
+        log_p, tokens = log_p[:, :, : L - 1], x.tokens[:, :, :L]
         if edit is not None:
-            log_p = applied_after(edit, log_p, x.tokens[:, :, :-1])
-        recorder.add(log_p, states, x.tokens[:, :, 1:], x.mask[:, :, 1:])
+            log_p = applied_after(edit, log_p, tokens[:, :, :-1])
+        recorder.add(log_p, tokens[:, :, 1:], x.mask[:, :, 1:L])
+        states = later_states if after else torch.cat([states, later_states], dim=2)
+    recorder.add_states(states, x.mask[:, :, :L])
     return recorder
 
 
 def trace_whole(
-    model: PreTrainedModel, layers: tuple[int, ...], x: Continuations, edit: Edit | None = None
+    model: PreTrainedModel, layers: tuple[int, ...], x: Continuations, edit: Edit | None = None, *, after: bool = False
 ) -> Recorder:
     """Return the trace from a stock forward pass through whole strings."""
     (B, N, L), whole, recorder = x.tokens.shape, x.joined(), Recorder()
     out = model(whole.tokens, use_cache=False, output_hidden_states=bool(layers))
     place = x.contexts.lengths.repeat_interleave(N).unsqueeze(1) - 1 + torch.arange(L, device=whole.tokens.device)
     row = row_numbers(place).unsqueeze(1)
-    found = (log_softmax(out.logits[row, place]), states_at(out, layers, whole.tokens)[row, place])
+    seen = (place + after).clamp(max=whole.tokens.shape[1] - 1)
+    found = (log_softmax(out.logits[row, place]), states_at(out, layers, whole.tokens)[row, seen])
     log_p, states = (value.unflatten(0, (B, N)) for value in found)
     if edit is not None:
         log_first = applied(edit, log_p[:, 0, 0]).view(B, 1, 1, -1).expand(B, N, 1, -1)
         log_p = torch.cat([log_first, applied_after(edit, log_p[:, :, 1:], x.tokens[:, :, :-1])], dim=2)
-    recorder.add(log_p, states, x.tokens, x.mask)
+    recorder.add(log_p, x.tokens, x.mask)
+    recorder.add_states(states, x.mask)
     return recorder
 
 

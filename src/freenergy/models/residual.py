@@ -163,6 +163,8 @@ class Split(NamedTuple):
                 probes.append((scale, part))
             else:
                 others.append((scale, part))
+        odd = [pair for pair in probes if pair[1].after != probes[0][1].after]  # one trace has states of one kind
+        probes, others = [pair for pair in probes if pair not in odd], [*others, *odd]
         if not probes:  # nothing to gain: the energy stays in one piece
             others = [(1.0, energy)]
         return cls(tuple(probes), tuple(others))
@@ -182,7 +184,7 @@ class Split(NamedTuple):
             draws = base.sample(contexts, num, space, rng, truncation)
             return draws, torch.zeros(draws.x.shape, dtype=torch.float64)
         layers = sorted({layer for _, probe in self.probes for layer in probe.layers})
-        draws, trace = base.sample_traced(contexts, num, space, rng, truncation, layers)
+        draws, trace = base.sample_traced(contexts, num, space, rng, truncation, layers, after=self.probes[0][1].after)
         energy = torch.zeros(draws.x.shape, dtype=torch.float64)
         for scale, probe in self.probes:
             E = probe.energy_of_trace(trace.of_layers([layers.index(layer) for layer in probe.layers]))

@@ -56,7 +56,9 @@ class FromLM:
 
         return state, draws_by_room(data, self.space, drawn)
 
-    def draw_traced(self, data: Examples, num: int, rng: Rng, layers: Sequence[int]) -> tuple[Draws, Trace]:
+    def draw_traced(
+        self, data: Examples, num: int, rng: Rng, layers: Sequence[int], *, after: bool = False
+    ) -> tuple[Draws, Trace]:
         """Draws as ``draw`` does, and returns the trace of each datum and its draws, [B, 1 + num]."""
         assert isinstance(self.lm, TracingLM), "ask isinstance(lm, TracingLM) first"
         rooms = data.rooms if data.rooms is not None else torch.full_like(data.rows, self.space.length)
@@ -66,7 +68,8 @@ class FromLM:
             x, space = data.x[at], replace(self.space, length=length)
             x = Continuations(x.contexts.trimmed(), x.tokens[:, :, :length], x.lengths)
             stream = stream_of(rng, data.rows[at].tolist())
-            draws, trace = self.lm.sample_traced(x.contexts, num, space, stream, self.truncation, layers, x)
+            how = (x.contexts, num, space, stream, self.truncation, layers, x)
+            draws, trace = self.lm.sample_traced(*how, after=after)
             parts.append(draws)
             traces.append(trace.padded(self.space.length))
             places.append(at)

@@ -33,7 +33,7 @@ from freenergy.corpus import Windows
 from freenergy.lm.activations import Trace, TracingLM
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
-from freenergy.noise.traces import read_trace, write_trace
+from freenergy.noise.traces import Traced, read_trace, write_trace
 
 SCHEMA = pa.schema(
     [
@@ -76,7 +76,7 @@ _WORDS = {
 class NegativeShards:
     """The shards of a store that is being drawn: ``shard`` windows a file, ``batch`` of them at once.
 
-    With ``layers`` the traces of draws and data are kept next to them, where the source is a base that shows them.
+    ``traced``: the traces of draws and data are kept next to them, where the source is a base that shows them.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class NegativeShards:
         *,
         shard: int = 64,
         batch: int = 16,
-        layers: Sequence[int] | None = None,
+        traced: Traced | None = None,
     ) -> None:
         if len(rows) == 0:
             raise UserError(f"there are no windows to draw negatives for in the {identity.split} split: give more text")
         self.folder, self.rows, self.windows, self.source, self.rng = folder, rows, windows, source, rng
         self.identity, self.shard, self.batch = identity, shard, batch
         shows = isinstance(source, FromLM) and source.together and isinstance(source.lm, TracingLM)
-        self.layers = layers if shows else None
+        self.traced = traced if shows else None
         self.count = -(-len(rows) // shard)
         self._about = {"identity": asdict(identity), "rows": list_fingerprint(rows), "shards": self.count}
 
@@ -116,16 +116,16 @@ class NegativeShards:
         parts, traces, K = list[Draws](), list[Trace](), self.identity.per_prefix
         for now in some.split(self.batch):
             data = self.windows.examples(now)
-            if self.layers is None:
+            if self.traced is None:
                 _, draws = self.source.draw(None, self.source.init(self.rng), data, K, self.rng)
             else:
                 assert isinstance(self.source, FromLM), "only draws of a language model are traced"
-                draws, trace = self.source.draw_traced(data, K, self.rng, self.layers)
+                draws, trace = self.source.draw_traced(data, K, self.rng, self.traced.layers, after=self.traced.after)
                 traces.append(trace)
             parts.append(draws)
             advance(len(now))
-        if self.layers is not None:
-            write_trace(path, Trace.cat(traces, dim=0), self.layers)
+        if self.traced is not None:
+            write_trace(path, Trace.cat(traces, dim=0), self.traced)
         _write(path, some, Draws.cat(parts, dim=0), names(self.source, K), about)
 
     def write(self, progress: Progress) -> None:
@@ -201,12 +201,12 @@ class NegativeStore:
         if any(bool(number.isnan().any()) for number in numbers):
             raise _damaged(self.folder, "a log-probability is not a number")
 
-    def trace(self, index: Int[Tensor, " batch"], layers: Sequence[int]) -> Trace | None:
+    def trace(self, index: Int[Tensor, " batch"], what: Traced) -> Trace | None:
         """The trace of the data and negatives at these positions, where it was kept as they were drawn."""
         if self._shard is None:
             self._shard = pq.read_metadata(_path(self.folder, 0)).num_rows // self.per_prefix
         paths = [_path(self.folder, k) for k in range(-(-len(self) // self._shard))]
-        return read_trace(paths, self._shard, index, layers)
+        return read_trace(paths, self._shard, index, what)
 
 
 def _path(folder: Path, k: int) -> Path:

@@ -12,6 +12,7 @@ Legend: M windows of a shard, K negatives of each, L tokens at most.
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -22,7 +23,12 @@ from torch import Tensor
 from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, intact
 from freenergy.lm.activations import Trace
 
-_LAYERS = "layers"
+
+class Traced(NamedTuple):
+    """Which states a trace has: of these layers, at the places that predicted the tokens or after each token."""
+
+    layers: tuple[int, ...]
+    after: bool = False
 
 
 def trace_path(shard: Path) -> Path:
@@ -30,20 +36,20 @@ def trace_path(shard: Path) -> Path:
     return shard.with_suffix(".trace.safetensors")
 
 
-def write_trace(shard: Path, trace: Trace, layers: Sequence[int]) -> None:
+def write_trace(shard: Path, trace: Trace, what: Traced) -> None:
     """Write the trace of a shard; the shard itself follows, so that where it is there, so is its trace."""
     arrays = {name: value.float() if value.is_floating_point() else value for name, value in trace._asdict().items()}
     with atomic_write(trace_path(shard)) as aside:
         arrays = {name: value.cpu().contiguous() for name, value in arrays.items()}
-        save_file(arrays, aside, metadata={_LAYERS: json.dumps(list(layers))})
+        save_file(arrays, aside, metadata={name: json.dumps(value) for name, value in what._asdict().items()})
 
 
-def read_trace(shards: Sequence[Path], size: int, index: Int[Tensor, " batch"], layers: Sequence[int]) -> Trace | None:
+def read_trace(shards: Sequence[Path], size: int, index: Int[Tensor, " batch"], what: Traced) -> Trace | None:
     """Return the trace of the windows at these positions of a store with ``size`` windows per shard, if it is there."""
     parts, places = list[Trace](), list[Tensor]()
     for k in (index // size).unique().tolist():
         at = (index // size == k).nonzero().flatten()
-        part = _read_rows(trace_path(shards[k]), index[at] - k * size, layers)
+        part = _read_rows(trace_path(shards[k]), index[at] - k * size, what)
         if part is None:
             return None
         parts.append(part)
@@ -52,15 +58,15 @@ def read_trace(shards: Sequence[Path], size: int, index: Int[Tensor, " batch"], 
     return Trace(*(numbers[back] for numbers in Trace.cat(parts, dim=0)))
 
 
-def _read_rows(path: Path, rows: Int[Tensor, " some"], layers: Sequence[int]) -> Trace | None:
+def _read_rows(path: Path, rows: Int[Tensor, " some"], what: Traced) -> Trace | None:
     """Read from the first to the last of the rows, and no others."""
     if not path.is_file():
         return None
     first, last = int(rows.min()), int(rows.max())
     with corruption_as_user_error(path, RERUN), safe_open(intact(path), framework="pt") as file:
-        known = json.loads(file.metadata()[_LAYERS])
-        if not set(layers) <= set(known):
+        layers, after = (json.loads(file.metadata()[name]) for name in Traced._fields)
+        if not set(what.layers) <= set(layers) or what.after != after:
             return None
         found = {name: file.get_slice(name)[first : last + 1] for name in Trace._fields}
     trace = Trace(**{name: value[rows - first] for name, value in found.items()})
-    return trace.of_layers([known.index(layer) for layer in layers])
+    return trace.of_layers([layers.index(layer) for layer in what.layers])

@@ -32,6 +32,7 @@ from freenergy.energies.call import check_energies, energies_in_batches
 from freenergy.energies.features import FeatureEnergy
 from freenergy.energies.module import ActivationEnergy, EnergySum
 from freenergy.lm.activations import Trace
+from freenergy.noise.traces import Traced
 from freenergy.training.contrastive_batches import StoredContrast, cut
 
 
@@ -150,7 +151,7 @@ class FeatureCache:
         """Return what the base computed as the chunk's negatives were drawn, if it was kept and the energy reads it."""
         if self.length is not None or not isinstance(energy, ActivationEnergy):
             return None
-        return self.contrast.store.trace(chunk, energy.layers)
+        return self.contrast.store.trace(chunk, Traced(energy.layers, energy.after))
 
     def _strings(self, chunk: Int[Tensor, " chunk"]) -> Continuations:
         x = self.contrast.all(chunk)

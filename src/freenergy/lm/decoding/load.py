@@ -68,9 +68,18 @@ class FastStepper:
     @torch.no_grad()
     def advance(self, tokens: Int[Tensor, "B N"]) -> Tensor:
         """Read a token of each candidate; what the head makes the logits of the next one from."""
+        return self._read(tokens, len(self.network.layers))
+
+    @torch.no_grad()
+    def end(self, tokens: Int[Tensor, "B N"]) -> None:
+        """Read the last token of each candidate for the states after it: nothing above the layers that are shown."""
+        self._read(tokens, max(self.layers, default=0))
+
+    def _read(self, tokens: Int[Tensor, "B N"], highest: int) -> Tensor:
+        """Read a token of each candidate up to a layer, and keep the states that are shown."""
         x = self.kernels.enter(self._embedded(tokens))
         seen = {0: self.rows(x).clone()} if 0 in self.layers else {}
-        for i, layer in enumerate(self.network.layers):
+        for i, layer in enumerate(self.network.layers[:highest]):
             self._through(i, layer, x)
             if i + 1 in self.layers:
                 seen[i + 1] = self.rows(x).clone()

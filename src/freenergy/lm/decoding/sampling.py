@@ -33,10 +33,17 @@ def sample(
 
 
 def sample_traced(
-    stepper: FastStepper, contexts: Sequences, num: int, space: SequenceSpace, rng: Rng, truncation: Truncation
+    stepper: FastStepper,
+    contexts: Sequences,
+    num: int,
+    space: SequenceSpace,
+    rng: Rng,
+    truncation: Truncation,
+    *,
+    after: bool = False,
 ) -> tuple[Draws, Trace]:
     """Return the same draws, and the trace of the layers that the stepper shows."""
-    walk = _Walk(stepper, contexts, num, space, rng, truncation, is_traced=True)
+    walk = _Walk(stepper, contexts, num, space, rng, truncation, is_traced=True, after=after)
     return walk.finish(), walk.trace()
 
 
@@ -54,6 +61,7 @@ class _Walk:
         truncation: Truncation,
         *,
         is_traced: bool,
+        after: bool = False,
     ) -> None:
         B, L, device = len(contexts), space.length, stepper.network.device
         self._stepper, self._space, self._truncation, self._is_traced = stepper, space, truncation, is_traced
@@ -63,29 +71,40 @@ class _Walk:
         self._numbers = torch.zeros(4, B, num, L, dtype=torch.float64, device=device)  # log P, log q, entropy, log rank
         self._mask = torch.zeros(B, num, L, dtype=torch.bool, device=device)
         self._room: Tensor | None = None  # for logits
-        self._states: Tensor | None = None  # Σ over places
+        self._states: Tensor | None = None  # Σ over places, or over tokens with ``after``
+        self._after = after
 
     @torch.no_grad()
     def finish(self) -> Draws:
         running = torch.ones(self._tokens.shape[:2], dtype=torch.bool, device=self._tokens.device)
-        hidden, last = None, self._tokens[:, :, 0]
+        hidden, last, was_running = None, self._tokens[:, :, 0], running
         for t in range(self._space.length):
             if not bool(running.any()):
                 break
             if t:
                 hidden = self._stepper.advance(last)
+                if self._after:
+                    self._see(was_running)
             last = self._draw(t, hidden)
             self._mask[:, :, t] = running
             self._tokens[:, :, t] = last * running
             self._numbers[..., t] *= running
-            if self._is_traced:
-                states = self._stepper.states.double() * running[..., None, None]
-                self._states = states if self._states is None else self._states + states
+            if self._is_traced and not self._after:
+                self._see(running)
+            was_running = running
             if self._space.eos is not None:
                 running = running & (last != self._space.eos)
+        if self._after:
+            self._stepper.end(last)
+            self._see(was_running)
         log_base, log_proposal = self._numbers[:2].sum(-1)
         x = Continuations(self._contexts, self._tokens, self._space.lengths(self._tokens))
         return Draws(x, log_base, log_proposal)
+
+    def _see(self, is_real: Tensor) -> None:
+        """Add the stepper's states to the sum, where they are of real tokens."""
+        states = self._stepper.states.double() * is_real[..., None, None]
+        self._states = states if self._states is None else self._states + states
 
     def trace(self) -> Trace:
         assert self._states is not None, "a trace has at least one place"

@@ -19,7 +19,7 @@ from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.chunks import open_corpus
 from freenergy.recipes.stages.given_text import measured_windows
 from freenergy.recipes.stages.language_models import RUNGS, load_base
-from freenergy.recipes.stages.negatives import BASE_ALONE, ROWS, from_base, identify, traced_layers
+from freenergy.recipes.stages.negatives import BASE_ALONE, ROWS, from_base, identify, traced
 from freenergy.recipes.stages.workers import Opened, job
 from freenergy.runs.run import Plan, Stage
 
@@ -64,8 +64,7 @@ def _shards(opened: Opened, place: str, num: int, identity: Identity) -> Negativ
     source, batch = from_base(lm, corpus, ANCESTRAL), max(1, ROWS // identity.per_prefix) if windows.chunks else 1
     rows, shard = windows.rows_of(chosen), max(_SHARD, batch)
     sizes = {"shard": shard, "batch": batch}
-    layers = traced_layers(run, lm)
-    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, layers=layers, **sizes)
+    return NegativeShards(run.folder / place, rows, windows, source, identity, rng, traced=traced(run, lm), **sizes)
 
 
 def open_candidates(run: ResidualRun, corpus: Corpus) -> NegativeStore:

@@ -23,6 +23,7 @@ from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mixture import Mixture
 from freenergy.noise.settings import BaseNegatives, InfilledNegatives, LearnedNegatives, NegativeSettings
 from freenergy.noise.store import Identity, NegativeShards
+from freenergy.noise.traces import Traced
 from freenergy.recipes.families.residual import ResidualRun
 from freenergy.recipes.stages.chunks import corpus_of_split, open_corpus
 from freenergy.recipes.stages.language_models import RUNGS, base_folder, known_documents, load_base
@@ -86,18 +87,17 @@ def _shards(opened: Opened, split: str) -> NegativeShards:
         Rng(run.recipe.seed).child("negatives", split),
         shard=settings.shard,
         batch=max(1, ROWS // identity.per_prefix),
-        layers=traced_layers(run, lm),
+        traced=traced(run, lm),
     )
 
 
-def traced_layers(run: ResidualRun, lm: LanguageModel) -> tuple[int, ...] | None:
-    """The layers that the energy will read of draws, which are kept as they are drawn; None: it reads whole texts."""
+def traced(run: ResidualRun, lm: LanguageModel) -> Traced | None:
+    """What the energy will read of draws, which is kept as they are drawn; None: it reads whole texts."""
     if run.recipe.energy is None or run.recipe.training.lengths > 1 or not isinstance(lm, TracingLM):
         return None
-    found = [part.layers_of(lm.num_layers) for part in run.recipe.energy.split() if isinstance(part, ProbeEnergy)]
-    if not found:
-        return None
-    return tuple(sorted({layer for layers in found for layer in layers}))
+    parts = [part for part in run.recipe.energy.split() if isinstance(part, ProbeEnergy)]
+    layers = {layer for part in parts if part.after == parts[0].after for layer in part.layers_of(lm.num_layers)}
+    return Traced(tuple(sorted(layers)), parts[0].after) if parts else None
 
 
 def identify(run: ResidualRun, corpus: Corpus, split: str, per_prefix: int, sources: Sources) -> Identity:
