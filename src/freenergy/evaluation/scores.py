@@ -59,8 +59,9 @@ def write_scores(model: Residual, cache: FeatureCache, folder: Path, chunk: Int[
     if path.is_file():
         return
     x = cache.contrast.all(chunk)
-    of_draws = cache.contrast.store.draws(chunk, x.contexts).log_base
-    of_data = relative_log_prob(model.base, x.candidates(slice(0, 1)))
+    store = cache.contrast.store
+    of_draws, of_data = store.draws(chunk, x.contexts).log_base, store.data_log_prob(chunk)
+    of_data = relative_log_prob(model.base, x.candidates(slice(0, 1))) if of_data is None else of_data.unsqueeze(1)
     numbers = {
         "log_base": torch.cat([of_data, of_draws], dim=1),
         "energy": cache.energies(model.energy, chunk, rows),

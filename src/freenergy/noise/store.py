@@ -11,7 +11,7 @@ refused.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -33,7 +33,7 @@ from freenergy.corpus import Windows
 from freenergy.lm.activations import Trace, TracingLM
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
-from freenergy.noise.traces import Traced, read_trace, write_trace
+from freenergy.noise.traces import Traced, read_data_log_prob, read_trace, write_trace
 
 SCHEMA = pa.schema(
     [
@@ -153,7 +153,6 @@ class NegativeStore:
         self.is_plain = flat.is_plain  # every draw is the base's own
         self._draws = flat.draws
         self._fingerprint: str | None = None
-        self._shard: int | None = None  # windows in each shard but the last
 
     @classmethod
     def open(cls, folder: Path, identity: Identity) -> "NegativeStore":
@@ -203,10 +202,17 @@ class NegativeStore:
 
     def trace(self, index: Int[Tensor, " batch"], what: Traced) -> Trace | None:
         """The trace of the data and negatives at these positions, where it was kept as they were drawn."""
-        if self._shard is None:
-            self._shard = pq.read_metadata(_path(self.folder, 0)).num_rows // self.per_prefix
-        paths = [_path(self.folder, k) for k in range(-(-len(self) // self._shard))]
-        return read_trace(paths, self._shard, index, what)
+        return read_trace(*self._shards, index, what)
+
+    def data_log_prob(self, index: Int[Tensor, " batch"]) -> Float[Tensor, " batch"] | None:
+        """log P_LM of the data at these positions, where the traces have it."""
+        return read_data_log_prob(*self._shards, index)
+
+    @cached_property
+    def _shards(self) -> tuple[list[Path], int]:
+        """All shards, and the number of windows in each but the last."""
+        size = pq.read_metadata(_path(self.folder, 0)).num_rows // self.per_prefix
+        return [_path(self.folder, k) for k in range(-(-len(self) // size))], size
 
 
 def _path(folder: Path, k: int) -> Path:

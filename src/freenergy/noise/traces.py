@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -56,6 +56,21 @@ def read_trace(shards: Sequence[Path], size: int, index: Int[Tensor, " batch"], 
         places.append(at)
     back = torch.cat(places).argsort()
     return Trace(*(numbers[back] for numbers in Trace.cat(parts, dim=0)))
+
+
+def read_data_log_prob(
+    shards: Sequence[Path], size: int, index: Int[Tensor, " batch"]
+) -> Float[Tensor, " batch"] | None:
+    """Return log P of the true continuations at these positions, which were read as their negatives were drawn."""
+    found = torch.zeros(len(index), dtype=torch.float64)
+    for k in (index // size).unique().tolist():
+        at = (index // size == k).nonzero().flatten()
+        path = trace_path(shards[k])
+        if not path.is_file():
+            return None
+        with corruption_as_user_error(path, RERUN), safe_open(path, framework="pt") as file:
+            found[at] = file.get_slice("log_p")[:, :1][index[at] - k * size].double().sum((1, 2))
+    return found
 
 
 def _read_rows(path: Path, rows: Int[Tensor, " some"], what: Traced) -> Trace | None:

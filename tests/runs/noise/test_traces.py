@@ -40,6 +40,8 @@ def test_they_are_what_the_base_reads(tmp_path, lm):
     assert torch.equal(found.mask, x.mask)
     for name in ("states", "log_p", "entropy", "log_rank"):
         torch.testing.assert_close(getattr(found, name).double(), getattr(read, name), atol=1e-4, rtol=0)
+    torch.testing.assert_close(kept.data_log_prob(index), lm.log_prob(x)[:, 0], atol=1e-5, rtol=0)
+    assert plain.data_log_prob(index) is None
     of_one = kept.trace(index, Traced((2,)))
     assert torch.equal(of_one.states[:, :, 0], found.states[:, :, 1])
     assert kept.trace(index, Traced((1,))) is None, "that layer was not kept"
