@@ -68,7 +68,7 @@ def read_data_log_prob(
         path = trace_path(shards[k])
         if not path.is_file():
             return None
-        with corruption_as_user_error(path, RERUN), safe_open(path, framework="pt") as file:
+        with corruption_as_user_error(path, RERUN), safe_open(intact(path), framework="pt") as file:
             found[at] = file.get_slice("log_p")[:, :1][index[at] - k * size].double().sum((1, 2))
     return found
 
