@@ -29,6 +29,6 @@ def write(path, rows):
 
 SMALL = {
     "kind": "neural", "words": 8, "character_width": 8, "buckets": 100, "columns": 4, "hidden": 8, "labels": 6,
-    "beam": 3, "dropout": 0.1,
+    "beam": 3, "dropout": 0.1, "word_dropout": 0.02,
     "optimisation": {"steps": 30, "batch_size": 16, "warmup": 2, "validate_every": 10, "learning_rate": 0.05},
 }  # fmt: skip

@@ -73,7 +73,14 @@ class TaggerNetwork(nn.Module):
             ChainHead(s.law, out, num_tags, allowed)
             if s.law in ("softmax", "memm", "crf")
             else TransducerHead(
-                s.law, out, num_tags, design=s.design, history=s.history, label_width=s.labels, beam=s.beam
+                s.law,
+                out,
+                num_tags,
+                design=s.design,
+                history=s.history,
+                label_width=s.labels,
+                beam=s.beam,
+                allowed=allowed,
             )
         )
         self.noise = nn.Linear(out, num_tags) if s.loss.kind == "nce" else None

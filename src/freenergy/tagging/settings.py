@@ -143,9 +143,9 @@ class NeuralTagger:
     encoder: str = ""  # a resource such as minilm-l6, a Hugging Face id or a folder: its states are read too
     frozen: bool = True  # the encoder's weights stay as they are
     hidden: int = 128  # of the BiLSTM, in each direction; 0 for none
-    dropout: float = 0.4
-    word_dropout: float = 0.02  # share of words that training reads as unseen, known by their characters alone
-    constrained: bool = False  # forbid tags that break the scheme (in training too where the law is a crf)
+    dropout: float = 0.5
+    word_dropout: float = 0.1  # share of words that training reads as unseen, known by their characters alone
+    constrained: bool = False  # forbid tags that break the scheme; in training too where the law is global
     design: Literal[1, 2] = 1  # of the transducer: potentials are f and g, or log softmax f and log softmax g
     history: Literal["lstm", "last"] = "lstm"  # what the prediction network sees: all tags before, or the last one
     labels: int = 32  # width of the prediction network

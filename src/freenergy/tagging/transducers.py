@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
-from freenergy.structured import Taggings
+from freenergy.structured import Allowed, Taggings
 from freenergy.tagging.laws import mask_of
 
 _INF = float("inf")
@@ -87,6 +87,7 @@ class HistoryLaw:
     is_exact: bool  # normalised word by word, so that scores are log-probabilities
     design: int
     width: int
+    allowed: Allowed | None = None  # what search may find, and so what a transducer's beam sums over
 
     def _steps(self, f: Tensor, g: Tensor) -> Tensor:
         """Returns s_t(k)."""
@@ -180,6 +181,8 @@ class HistoryLaw:
         for t in range(T):
             g, state = self.g.step(last, state)
             more = self._steps(self.f[:, t].unsqueeze(1), g.view(B, W, K))
+            if self.allowed is not None:
+                more = more.masked_fill(~self._follows(self.allowed, last.view(B, W), t), -_INF)
             best, place = (score.unsqueeze(2) + more).flatten(1).topk(W, dim=1)
             runs = (t < self.lengths).unsqueeze(1)
             source = torch.where(runs, place // K, torch.arange(W, device=device))
@@ -199,6 +202,18 @@ class HistoryLaw:
                 kept_score = torch.where(falls[:, None], score, kept_score)
         stays = (is_gold.any(1) if gold is not None else torch.ones_like(fell_at, dtype=torch.bool)).unsqueeze(1)
         return Beam(torch.where(stays.unsqueeze(2), labels, kept), torch.where(stays, score, kept_score), fell_at)
+
+    def _follows(self, allowed: Allowed, last: Int[Tensor, "B W"], t: int) -> Bool[Tensor, "B W K"]:
+        """Returns which tags the scheme allows at word t after these."""
+        K, device = self.f.shape[2], self.f.device
+        found = torch.ones(*last.shape, K, dtype=torch.bool, device=device)
+        if t == 0 and allowed.start is not None:
+            found = found & allowed.start.to(device)
+        if t > 0 and allowed.pairs is not None:
+            found = found & allowed.pairs.to(device)[last]
+        if allowed.end is not None:
+            found = found & ((t + 1 != self.lengths)[:, None, None] | allowed.end.to(device))
+        return found
 
     def _scored(self, labels: Tensor, score: Tensor, lengths: Tensor) -> Tensor:
         """Returns u of a beam's taggings, with gradients; −inf where there is none."""
@@ -220,13 +235,14 @@ class TransducerHead(nn.Module):
     """States of words to a law that sees all tags before: rnnt or transducer."""
 
     def __init__(
-        self, law: str, width: int, num_tags: int, *, design: int, history: str, label_width: int, beam: int
-    ) -> None:
+        self, law: str, width: int, num_tags: int, *, design: int, history: str, label_width: int, beam: int,
+        allowed: Allowed | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.law, self.design, self.beam = law, design, beam
+        self.law, self.design, self.beam, self.allowed = law, design, beam, allowed
         self.emit = nn.Linear(width, num_tags)
         self.predict = PredictionNetwork(history, label_width, num_tags)
 
     def forward(self, h: Float[Tensor, "B T H"], lengths: Int[Tensor, " B"]) -> HistoryLaw:
         """Returns the law of the tags of these sentences."""
-        return HistoryLaw(self.emit(h), lengths, self.predict, self.law == "rnnt", self.design, self.beam)
+        return HistoryLaw(self.emit(h), lengths, self.predict, self.law == "rnnt", self.design, self.beam, self.allowed)

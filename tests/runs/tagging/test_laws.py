@@ -201,6 +201,18 @@ def test_constraints_hold_in_every_law_that_searches_a_chain():
             assert all(b != "I-X" or a in ("B-X", "I-X") for a, b in pairwise(tags)), law
 
 
+def test_a_constrained_beam_sums_over_what_the_scheme_allows():
+    names, (h, lengths) = ("O", "B-X", "I-X"), states()
+    made = head("transducer", beam=K**T)
+    made.allowed = bio(names)
+    law = made(h, lengths)
+    tags = [["O", *(names[k] for k in y)] for y in EVERY[0].tolist()]
+    valid = torch.tensor([all(b != "I-X" or a != "O" for a, b in pairwise(each)) for each in tags])
+    scores = law.log_score(EVERY)[0]
+    assert law.log_partition_bound().item() == pytest.approx(scores[valid].logsumexp(0).item(), abs=1e-12)
+    assert law.argmax().labels[0].equal(EVERY[0][valid][scores[valid].argmax()])
+
+
 def test_partial_labels_of_a_transducer_are_refused():
     law = head("transducer")(*states())
     with pytest.raises(UserError, match="exact sum"):
