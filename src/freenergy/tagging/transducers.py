@@ -212,7 +212,7 @@ class HistoryLaw:
         if t > 0 and allowed.pairs is not None:
             found = found & allowed.pairs.to(device)[last]
         if allowed.end is not None:
-            found = found & ((t + 1 != self.lengths)[:, None, None] | allowed.end.to(device))
+            found = found & (self.lengths.ne(t + 1)[:, None, None] | allowed.end.to(device))
         return found
 
     def _scored(self, labels: Tensor, score: Tensor, lengths: Tensor) -> Tensor:
