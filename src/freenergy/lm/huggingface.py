@@ -123,8 +123,7 @@ class HuggingFaceLM:
             return self.trace(x, ()).log_p.sum(-1)
         score = self._log_prob_shared if self.shares_prefix else partial(steps.log_prob_whole, self.model)
         rows = max(1, _LOGITS // (self.vocab_size * L))
-        contexts = max(1, rows // N)
-        return torch.cat([score(x[b : b + contexts], rows) for b in range(0, B, contexts)])
+        return torch.cat([score(x[b : b + max(1, rows // N)], rows) for b in range(0, B, max(1, rows // N))])
 
     def next_log_probs(self, contexts: Sequences) -> Float[Tensor, "B V"]:
         """Compute log P_LM(v | c) for every token v."""
@@ -152,12 +151,8 @@ class HuggingFaceLM:
         *,
         after: bool = False,
     ) -> tuple[Draws, Trace]:
-        """Return the same draws, and the trace that ``trace`` would read from them, at next to no cost.
-
-        The trace of ``data``, other continuations of the same contexts, comes first; the contexts are read once.
-        """
-        traces: list[Trace] = []
-        of_data: list[Trace] = []
+        """Return the same draws, and the trace that ``trace`` would read from ``data`` and them, at little cost."""
+        traces, of_data = list[Trace](), list[Trace]()
         traced = partial(traced_ancestral if self._fast is None else sampling.sample_traced, after=after)
 
         def draw(*rest: Any) -> Draws:
@@ -167,8 +162,7 @@ class HuggingFaceLM:
 
         def see(first: steps.First | None, readable: Sequences, some: slice) -> None:
             if data is not None:
-                x = data[some].to(self.device)
-                x = Continuations(readable, x.tokens, x.lengths)
+                x = Continuations(readable, data[some].tokens.to(self.device), data[some].lengths.to(self.device))
                 of_data.append(self._trace(x, first, tuple(layers), after=after).padded(space.length))
 
         draws = self._sample(contexts, num, space, rng, truncation, tuple(layers), draw, see)
@@ -187,9 +181,9 @@ class HuggingFaceLM:
     @torch.no_grad()
     def trace(self, x: Continuations, layers: Sequence[int], *, after: bool = False) -> Trace:
         """Record what the model computes on given continuations; ``layers`` 0 (embeddings) … num_layers."""
-        B, N, padded = x.tokens.shape
+        padded = x.tokens.shape[2]
         x = Continuations(started(x.contexts, self.eos), x.tokens, x.lengths).trimmed().to(self.device)
-        L = x.tokens.shape[2]
+        B, N, L = x.tokens.shape
         if not B or not N or not L:
             return Trace.of_nothing(B, N, padded, len(layers), self.width, self.device)
         check_fits(x.contexts, L, self.max_length)
@@ -233,10 +227,10 @@ class HuggingFaceLM:
 
         # as many contexts as their keys and values fit
         each = 2 * self.num_layers * self.width * readable.tokens.shape[1] * self.model.dtype.itemsize
-        contexts_at_once = max(1, _PREFIXES // int(each))
+        most = max(1, _PREFIXES // int(each))
         if self._fast is not None:
-            contexts_at_once = min(contexts_at_once, self._fast.contexts_at_once(num, space.length))
-        sizes = {"rows": self._rows_at_once(space.length), "most_contexts": contexts_at_once}
+            most = min(most, self._fast.contexts_at_once(num, space.length))
+        sizes = {"rows": self._rows_at_once(space.length), "most_contexts": most}
         return in_chunks(begin, contexts, num, space, rng, truncation, draw=draw, **sizes)
 
     def _read(self, contexts: Sequences, layers: tuple[int, ...]) -> steps.First | None:

@@ -9,22 +9,19 @@ refused.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, intact
 from freenergy.core.progress import Advance, Progress
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, Noise
@@ -33,20 +30,8 @@ from freenergy.corpus import Windows
 from freenergy.lm.activations import Trace, TracingLM
 from freenergy.noise.from_lm import FromLM
 from freenergy.noise.mapped import Flat, flat_record, list_fingerprint, open_flat
+from freenergy.noise.shard_files import check_about, damaged, read_about, read_tables, shard_path, size_of, write_shard
 from freenergy.noise.traces import Traced, read_data_log_prob, read_trace, write_trace
-
-SCHEMA = pa.schema(
-    [
-        ("window", pa.int64()),
-        ("candidate", pa.int32()),
-        ("tokens", pa.list_(pa.int32())),
-        ("log_base", pa.float64()),
-        ("log_proposal", pa.float64()),
-        ("source", pa.string()),
-    ]
-)
-_KEY = b"freenergy"
-_AGAIN = "delete the folder and run the negatives stage again"
 
 
 @final
@@ -62,14 +47,6 @@ class Identity:
     per_prefix: int
     sources: str
     space: SequenceSpace
-
-
-_WORDS = {
-    "lm": "language model",
-    "per_prefix": "number of negatives per prefix",
-    "sources": "mixture of sources",
-    "space": "space of continuations",
-}  # the other fields are called by their names
 
 
 @final
@@ -103,14 +80,14 @@ class NegativeShards:
 
     def missing(self) -> list[int]:
         """The numbers of the shards that are not there."""
-        return [k for k in range(self.count) if not _path(self.folder, k).exists()]
+        return [k for k in range(self.count) if not shard_path(self.folder, k).exists()]
 
     def make(self, k: int, advance: Advance = lambda amount, note="": None) -> None:
         """Draw shard k, unless it is there; then see whether it is what is wanted."""
-        path, some = _path(self.folder, k), self.rows[k * self.shard : (k + 1) * self.shard]
+        path, some = shard_path(self.folder, k), self.rows[k * self.shard : (k + 1) * self.shard]
         about = {**self._about, "shard": k}
         if path.exists():
-            _check(path, _about(path), about)
+            check_about(path, read_about(path), about)
             advance(len(some))
             return
         parts, traces, K = list[Draws](), list[Trace](), self.identity.per_prefix
@@ -126,7 +103,7 @@ class NegativeShards:
             advance(len(now))
         if self.traced is not None:
             write_trace(path, Trace.cat(traces, dim=0), self.traced)
-        _write(path, some, Draws.cat(parts, dim=0), names(self.source, K), about)
+        write_shard(path, some, Draws.cat(parts, dim=0), names(self.source, K), about)
 
     def write(self, progress: Progress) -> None:
         """Draw what is missing, and check what is there."""
@@ -160,11 +137,11 @@ class NegativeStore:
 
         The first opening reads every shard once, and checks it, to lay its negatives out flat (``mapped``).
         """
-        first = _about(_path(folder, 0))
-        _check(_path(folder, 0), first, {**first, "identity": asdict(identity), "shard": 0})
-        sizes = [_size(_path(folder, k)) for k in range(first["shards"])]
+        first = read_about(shard_path(folder, 0))
+        check_about(shard_path(folder, 0), first, {**first, "identity": asdict(identity), "shard": 0})
+        sizes = [size_of(shard_path(folder, k)) for k in range(first["shards"])]
         record = flat_record(identity.space, identity.per_prefix)
-        return cls(folder, open_flat(folder, [first, sizes], record, partial(_tables, folder, first)), identity)
+        return cls(folder, open_flat(folder, [first, sizes], record, partial(read_tables, folder, first)), identity)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process maps the files itself, where a mapped array would travel whole."""
@@ -194,11 +171,11 @@ class NegativeStore:
         """Refuse what no draw can be."""
         space, some = self.identity.space, lengths.numel() > 0
         if some and not (int(lengths.min()) >= 0 and int(lengths.max()) <= space.length):
-            raise _damaged(self.folder, f"a draw has {int(lengths.max())} tokens")
+            raise damaged(self.folder, f"a draw has {int(lengths.max())} tokens")
         if some and int(tokens.max()) >= space.vocab_size:
-            raise _damaged(self.folder, f"a draw has the token {int(tokens.max())}")
+            raise damaged(self.folder, f"a draw has the token {int(tokens.max())}")
         if any(bool(number.isnan().any()) for number in numbers):
-            raise _damaged(self.folder, "a log-probability is not a number")
+            raise damaged(self.folder, "a log-probability is not a number")
 
     def trace(self, index: Int[Tensor, " batch"], what: Traced) -> Trace | None:
         """The trace of the data and negatives at these positions, where it was kept as they were drawn."""
@@ -211,97 +188,5 @@ class NegativeStore:
     @cached_property
     def _shards(self) -> tuple[list[Path], int]:
         """All shards, and the number of windows in each but the last."""
-        size = pq.read_metadata(_path(self.folder, 0)).num_rows // self.per_prefix
-        return [_path(self.folder, k) for k in range(-(-len(self) // size))], size
-
-
-def _path(folder: Path, k: int) -> Path:
-    return folder / f"shard-{k:05d}.parquet"
-
-
-def _write(path: Path, rows: Tensor, draws: Draws, labels: list[str], about: dict[str, Any]) -> None:
-    K = len(labels)
-    columns = [
-        rows.repeat_interleave(K).numpy(),
-        np.tile(np.arange(K, dtype=np.int32), len(rows)),
-        _lists(draws.x),
-        draws.log_base.double().flatten().cpu().numpy(),
-        draws.log_proposal.double().flatten().cpu().numpy(),
-        labels * len(rows),
-    ]
-    schema = SCHEMA.with_metadata({_KEY: json.dumps(about, sort_keys=True)})
-    with atomic_write(path) as aside:
-        pq.write_table(pa.table(columns, schema=schema), aside, compression="zstd", write_page_checksum=True)
-
-
-def _lists(x: Continuations) -> pa.ListArray:
-    """The continuations one after the other, as Arrow holds them: no number becomes a Python object."""
-    ends = x.lengths.flatten().cumsum(0).cpu().numpy()
-    tokens = x.tokens[x.mask].cpu().numpy()
-    return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), tokens.astype(np.int32))
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """What a shard says of itself."""
-    if not path.is_file():
-        raise _missing(path)
-    try:
-        about: dict[str, Any] = json.loads((pq.read_schema(intact(path)).metadata or {})[_KEY])
-    except UserError:
-        raise
-    except (OSError, pa.ArrowInvalid, KeyError, ValueError) as error:
-        raise _damaged(path, error) from None
-    if set(about) != {"identity", "rows", "shard", "shards"}:
-        raise _damaged(path, "it does not say what made it")
-    return about
-
-
-def _check(path: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse a shard that was made of other things."""
-    for key, mine in wanted["identity"].items():
-        theirs, word = found["identity"].get(key), _WORDS.get(key, key)
-        if mine != theirs:
-            raise UserError(
-                f"the negatives in {path.parent} were made with another {word} ({theirs}, now {mine}): {_AGAIN}"
-            )
-    if found != wanted:
-        raise UserError(f"{path} holds other windows than it should: {_AGAIN}")
-
-
-def _size(path: Path) -> int:
-    if not path.is_file():
-        raise _missing(path)
-    return path.stat().st_size
-
-
-def _missing(path: Path) -> UserError:
-    return UserError(f"there is no file {path}: run the negatives stage, which draws what is missing")
-
-
-def _tables(folder: Path, first: dict[str, Any]) -> Iterator[pa.Table]:
-    """Reads the shards one by one, and checks that each is complete and was made like the first."""
-    for k in range(first["shards"]):
-        path = _path(folder, k)
-        _check(path, _about(path), {**first, "shard": k})
-        yield _read(path, first["identity"])
-
-
-def _read(path: Path, identity: dict[str, Any]) -> pa.Table:
-    try:
-        table = pq.read_table(intact(path), page_checksum_verification=True)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _damaged(path, error) from None
-    if not table.schema.equals(SCHEMA) or table.num_rows % identity["per_prefix"]:
-        raise _damaged(path, "it has other columns or rows")
-    if any(column.null_count for column in (*table.columns, pc.list_flatten(table.column("tokens")))):
-        raise _damaged(path, "it has empty places")
-    lengths = pc.list_value_length(table.column("tokens"))
-    if (pc.max(lengths).as_py() or 0) > identity["space"]["length"]:
-        raise _damaged(path, "it has longer continuations than it should")
-    return table
-
-
-def _damaged(path: Path, why: object) -> UserError:
-    return UserError(
-        f"{path} is damaged ({(str(why).splitlines() or [''])[0]}): delete it and run the negatives stage again"
-    )
+        size = pq.read_metadata(shard_path(self.folder, 0)).num_rows // self.per_prefix
+        return [shard_path(self.folder, k) for k in range(-(-len(self) // size))], size

@@ -19,7 +19,7 @@ from freenergy.evaluation.ladder import verdict
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.recipes.load import load_recipe, recipes
 from freenergy.recipes.stages.evaluation import STAGE, read_summary
-from freenergy.report import page_templates, tables
+from freenergy.report import page_templates, tables, text_tables
 from freenergy.report.citations import cite, methods
 from freenergy.report.figures import Drawing
 from freenergy.report.study import STUDIES, preference, sentence, simulated
@@ -56,7 +56,7 @@ def page(run: Run[Any], evaluation: dict[str, Any], drawings: list[Drawing]) -> 
         which_paid=verdict(rungs),
         ranking=tables.ranking(evaluation["ranking"]) if evaluation.get("ranking") else None,
         diagnostics=tables.diagnostics(joint) if joint else None,
-        text=tables.text_statistics(text) if text else None,
+        text=text_tables.text_statistics(text) if text else None,
         written=_written(evaluation.get("written")),
         figures=[(drawing, Markup(drawing.inline()) if drawing.svg else "") for drawing in drawings],
         examples=[_example(example) for example in evaluation.get("examples") or []],
@@ -80,9 +80,9 @@ def _written(found: dict[str, Any] | None) -> dict[str, Any] | None:
     names, what = found["names"], "Whole texts that the models have written"
     far = found.get("distances")
     return {
-        "distances": tables.distances(far, names[1:], names[1]) if far else None,
-        "statistics": tables.text_statistics(found["statistics"], names, what),
-        "nearer": tables.nearer(found["nearer"], names[2:], names[1]),
+        "distances": text_tables.distances(far, names[1:], names[1]) if far else None,
+        "statistics": text_tables.text_statistics(found["statistics"], names, what),
+        "nearer": text_tables.nearer(found["nearer"], names[2:], names[1]),
         "texts": found["texts"],
         "names": names,
     }

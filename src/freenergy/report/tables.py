@@ -1,6 +1,5 @@
 """The tables of a run, and its result in sentences: for the page and for the terminal."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 from typing import Any, final
@@ -188,7 +187,7 @@ def ranking(found: dict[str, Any]) -> ReportTable:
     """Return how well each rule tells real text from draws."""
     names = {"likelihood": "the base's likelihood", "energy": "the energy", "model": "likelihood and energy"}
     known = {rule: title for rule, title in names.items() if rule in found}  # not all without probabilities
-    rows = [[title, *(_share(found[rule][key]) for key in ("first", "pairs", "auc"))] for rule, title in known.items()]
+    rows = [[title, *(share(found[rule][key]) for key in ("first", "pairs", "auc"))] for rule, title in known.items()]
     chance = found["chance"]
     rows.append(["chance", *(percent(chance[key]) for key in ("first", "pairs", "auc"))])
     return ReportTable(
@@ -225,65 +224,6 @@ def diagnostics(joint: dict[str, Any]) -> ReportTable:
     )
 
 
-def text_statistics(
-    text: dict[str, Any], kinds: Sequence[str] = ("human", "base", "joint"), what: str = "Statistics of text"
-) -> ReportTable:
-    """Return diversity and novelty of each kind of text."""
-    orders = ("2", "3", "4")
-    rows = [[f"distinct {n}-grams", *(_share(text[kind]["distinct"][n]) for kind in kinds)] for n in orders]
-    rows += [["repeated 4-grams", *(_share(text[kind]["repetition"]) for kind in kinds)]]
-    rows += [[f"unseen {n}-grams", *(_share(text[kind]["unseen"][n]) for kind in kinds)] for n in orders]
-    tokens = min(found["tokens"] for found in text.values())
-    return ReportTable(caption=f"{what}, in {tokens:,} tokens of each", columns=("share of", *kinds), rows=rows)
-
-
-def nearer(found: dict[str, Any], kinds: Sequence[str], base: str) -> ReportTable:
-    """Return how much nearer to human text each model writes than the base, statistic by statistic."""
-    rows = [[title, *(_points(found[kind][name]) for kind in kinds)] for name, title in _STATISTICS.items()]
-    return ReportTable(
-        caption=f"Nearer to human text than {base}, in percentage points; the text is further away where it is below 0",
-        columns=("share of", *kinds),
-        rows=rows,
-    )
-
-
-def distances(found: dict[str, Any], names: Sequence[str], base: str) -> ReportTable:
-    """Return how far each model's texts are from human ones in the states of the base's network."""
-    rows = [[name, _distance(found[name]["distance"]), _distance(found[name]["nearer"])] for name in names]
-    rows[0][2] = DASH  # the base itself
-    return ReportTable(
-        caption="Kernel distance (MMD²) to human text, in hidden states of the base",
-        columns=("texts of", "distance", f"nearer than {base}"),
-        rows=rows,
-    )
-
-
-def _distance(cell: list[Any]) -> str:
-    return f"{number(cell[0])} ({interval(cell[1:])})"
-
-
-_STATISTICS = {
-    **{f"distinct {n}": f"distinct {n}-grams" for n in (2, 3, 4)},
-    "repetition": "repeated 4-grams",
-    **{f"unseen {n}": f"unseen {n}-grams" for n in (2, 3, 4)},
-}
-
-
-def _points(cell: list[Any]) -> str:
-    value, low, high = (100 * part if is_number(part) else None for part in cell)
-    if value is None:
-        return DASH
-    ends = "" if low is None or high is None else f" ({low:.1f} to {high:.1f})"
-    return f"{value:.1f}{ends}".replace("-", "−")
-
-
-def _share(cell: list[Any]) -> str:
-    value, low, high = cell
-    if not (is_number(low) and is_number(high)):
-        return percent(value)
-    return f"{percent(value)} ({100 * low:.1f}–{100 * high:.1f})"
-
-
 def stages(records: dict[str, dict[str, Any]]) -> ReportTable:
     """Return cost and fingerprint of each stage."""
     rows = []
@@ -304,3 +244,11 @@ def versions(records: dict[str, dict[str, Any]]) -> ReportTable:
                 found[package].append(str(version))
     rows = [[package, ", ".join(seen)] for package, seen in found.items()]
     return ReportTable(caption="Versions", columns=("package", "version"), rows=rows, is_prose=True)
+
+
+def share(cell: list[Any]) -> str:
+    """Format a share with its interval."""
+    value, low, high = cell
+    if not (is_number(low) and is_number(high)):
+        return percent(value)
+    return f"{percent(value)} ({100 * low:.1f}–{100 * high:.1f})"

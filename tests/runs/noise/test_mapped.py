@@ -64,7 +64,7 @@ def test_it_holds_what_the_shards_hold(tmp_path):
 def test_it_is_made_once_and_the_shards_are_not_read_again(tmp_path, monkeypatch):
     write(tmp_path)
     first = everything(NegativeStore.open(tmp_path, IDENTITY))
-    monkeypatch.setattr("freenergy.noise.store._read", lambda *_: pytest.fail("a shard was read"))
+    monkeypatch.setattr("freenergy.noise.shard_files._read", lambda *_: pytest.fail("a shard was read"))
     again = everything(NegativeStore.open(tmp_path, IDENTITY))
     assert torch.equal(first.x.tokens, again.x.tokens)
 

@@ -14,7 +14,7 @@ from freenergy.core.files import RERUN, corruption_as_user_error
 from freenergy.core.format import interval, learning_sentence, significant
 from freenergy.evaluation.ladder import verdict
 from freenergy.recipes import StageResult
-from freenergy.report import field_tables, tables
+from freenergy.report import field_tables, tables, text_tables
 from freenergy.report.field_tables import is_field
 from freenergy.text.texts import COLUMNS, NextTable, Texts, evidence_lines
 
@@ -133,7 +133,7 @@ def show_evaluation(summary: dict[str, Any]) -> None:
         OUT.print(f"[bold]{escape(verdict(rungs))}[/bold]")
     found = [tables.diagnostics(summary["joint"])] if summary.get("joint") else []
     found += [tables.ranking(summary["ranking"])] if summary.get("ranking") else []
-    found += [tables.text_statistics(summary["text"])] if "text" in summary else []
+    found += [text_tables.text_statistics(summary["text"])] if "text" in summary else []
     for table in found:
         show_table(table.caption, table.columns, table.rows)
     for sentence in tables.verdicts(summary):
