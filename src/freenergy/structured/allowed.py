@@ -39,6 +39,11 @@ class Allowed:
     end: Bool[Tensor, " K"] | None = None
     labels: Bool[Tensor, "B T K"] | None = None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is forbidden."""
+        return self.pairs is None and self.start is None and self.end is None and self.labels is None
+
     def with_labels(self, labels: Bool[Tensor, "B T K"]) -> "Allowed":
         """Return the constraints with these label sets as well."""
         return replace(self, labels=labels if self.labels is None else self.labels & labels)

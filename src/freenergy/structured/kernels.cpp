@@ -3,7 +3,7 @@
 //   forward     s_t(k) = sum_j e_{t-1}(j) W_jk,   e_t = s_t exp(x_t - m_t) / n_t,   W = exp(A - max A),   m_t = max x_t
 //               log Z  = sum_t (m_t + log n_t) + (L - 1) max A
 //   backward    p_{L-1} = g e_{L-1},   q_t = p_t / s_t,   p_{t-1}(j) = e_{t-1}(j) sum_k W_jk q_t(k),   dA = W o sum_t e_{t-1} q_t'
-//   best path   d_t(k) = x_t(k) + max_j (d_{t-1}(j) + A_jk), less its maximum; the maximisers are looked up backwards
+//   best path   d_t(k) = x_t(k) + max_j (d_{t-1}(j) + A_jk), less its maximum now and then; the maximisers are looked up backwards
 //
 // x is -inf where a label is forbidden and A where a pair is. E and S are [B, T, P], P = K rounded up to whole vectors,
 // with zeros in the padding of E. Rows are grouped by length, and a group runs until its longest row ends. Nothing is
@@ -80,7 +80,15 @@ inline void store_first(double *p, Vec<double> v, int num) {
     for (int i = 0; i < num; i++) p[i] = v[i];
 }
 
-template <class F> inline Vec<F> larger(Vec<F> a, Vec<F> b) { return a > b ? a : b; }
+// a > b ? a : b, which is one instruction where the compiler is told so
+template <class F> inline Vec<F> larger(Vec<F> a, Vec<F> b) {
+#ifdef __AVX512F__
+    if constexpr (sizeof(F) == 4) return (Vec<F>)_mm512_max_ps((__m512)a, (__m512)b);
+    else return (Vec<F>)_mm512_max_pd((__m512d)a, (__m512d)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 inline Vec<float> turned(Vec<float> v, int by) {
     switch (by) {
@@ -138,20 +146,29 @@ template <class F> struct Batch {
     int K, P, threads;
 };
 
+// numbers that begin at a whole cache line, which a vector then never crosses
+template <class F> struct Lines {
+    std::vector<F> all;
+
+    explicit Lines(size_t size = 0, F value = 0) : all(size + 64 / sizeof(F), value) {}
+    size_t size() const { return all.size() - 64 / sizeof(F); }
+    F *data() { return reinterpret_cast<F *>((reinterpret_cast<uintptr_t>(all.data()) + 63) & ~(uintptr_t)63); }
+};
+
 // memory that a thread keeps from call to call, so that its pages need not be fetched again
 template <class F> F *scratch(int place, size_t size) {
-    thread_local std::vector<F> kept[3];
-    if (kept[place].size() < size) kept[place].resize(size);
+    thread_local Lines<F> kept[3];
+    if (kept[place].size() < size) kept[place] = Lines<F>(size);
     return kept[place].data();
 }
 
 // W = exp(A - max A) or A itself, as rows of P numbers, with its transpose
 template <class F> struct Matrix {
-    std::vector<F> here, across;
+    Lines<F> here, across;
     F top = -INF<F>, bottom = INF<F>;
     bool is_bad = false;
 
-    Matrix(const Batch<F> &a, bool is_exp) : here((size_t)(a.P + 3) * a.P, is_exp ? 0 : -INF<F>), across(here) {
+    Matrix(const Batch<F> &a, bool is_exp) : here((size_t)(a.P + 3) * a.P, is_exp ? 0 : -INF<F>), across(here.size(), is_exp ? 0 : -INF<F>) {
         for (int i = 0; i < a.K * a.K; i++) {
             top = std::max(top, a.A[i]), bottom = std::min(bottom, a.A[i]);
             is_bad |= !(a.A[i] < INF<F>);
@@ -160,7 +177,7 @@ template <class F> struct Matrix {
             for (int k = 0; k < a.K; k++) {
                 F value = a.A[(size_t)j * a.K + k];
                 if (is_exp) value = value > -INF<F> ? std::exp(value - top) : 0;
-                here[(size_t)j * a.P + k] = across[(size_t)k * a.P + j] = value;
+                here.data()[(size_t)j * a.P + k] = across.data()[(size_t)k * a.P + j] = value;
             }
     }
 };
@@ -203,13 +220,12 @@ template <class F, int R, bool MAX> void product(const F *in, const F *M, F *out
     for (; column < P; column += width) columns<F, R, MAX, 1>(in, M, out, K, P, column);
 }
 
-// x of one position with start and end, -inf in the padding; returns the maxima. Sets bad at NaN or +inf.
-template <class F> inline Vec<F> read(const Batch<F> &a, int64_t b, int64_t t, F *x, bool &bad) {
+// x of one position with start and end, -inf in the padding; returns the maxima. Marks NaN and +inf in wrong.
+template <class F> inline Vec<F> read(const Batch<F> &a, int64_t b, int64_t t, F *x, Bits<F> &wrong) {
     constexpr int width = Lanes<F>::width;
     const F *from = a.x + (b * a.T + t) * a.K;
     const F *first = t == 0 ? a.start : nullptr, *last = t == a.lengths[b] - 1 ? a.end : nullptr;
     Vec<F> top = all<F>(-INF<F>);
-    Bits<F> wrong = {};
     for (int c = 0; c < a.P; c += width) {
         int num = std::min(width, a.K - c);
         Vec<F> v = num == width ? load(from + c) : load_first(from + c, num, -INF<F>);
@@ -219,7 +235,6 @@ template <class F> inline Vec<F> read(const Batch<F> &a, int64_t b, int64_t t, F
         top = larger<F>(top, v);
         store(x + c, v);
     }
-    bad |= any_of<F>(wrong);
     return top;
 }
 
@@ -266,6 +281,7 @@ template <class F, int R> void forward_rows(const Forward<F> &a, const int64_t *
     F *e = work, *s = e + R * P, *can = s + R * P, *from = can + R * P, *x = from + R * P;
     double product_of_n[R], sum[R];
     int state[R];
+    Bits<F> wrong[R] = {};
     std::fill(work, work + 5 * R * P, (F)0);
     std::fill(product_of_n, product_of_n + R, 1.0);
     std::fill(sum, sum + R, 0.0);
@@ -275,11 +291,9 @@ template <class F, int R> void forward_rows(const Forward<F> &a, const int64_t *
         if (t && a.pairs) product<F, R, false>(can, a.pairs, from, a.K, P);
         for (int r = 0; r < R; r++) {
             int64_t b = rows[r];
-            if (t >= a.lengths[b] || state[r] == CLOSED || state[r] == BAD) continue;
-            bool bad = false;
-            F m = largest<F>(read(a, b, t, x, bad)), n = 0;
-            if (bad) state[r] = BAD;
-            else if (m == -INF<F>) state[r] = CLOSED;
+            if (t >= a.lengths[b] || state[r] == CLOSED) continue;
+            F m = largest<F>(read(a, b, t, x, wrong[r])), n = 0;
+            if (m == -INF<F>) state[r] = CLOSED;
             else {
                 n = weigh(x, m, s + r * P, e + r * P, P, t == 0);
                 if (a.pairs && !reach(x, from + r * P, can + r * P, s + r * P, e + r * P, n, P, t == 0, state[r]))
@@ -297,7 +311,7 @@ template <class F, int R> void forward_rows(const Forward<F> &a, const int64_t *
     }
     for (int r = 0; r < R; r++) {
         int64_t b = rows[r], L = a.lengths[b];
-        a.status[b] = state[r];
+        a.status[b] = state[r] = any_of<F>(wrong[r]) ? (int)BAD : state[r];
         a.log_z[b] = state[r] == FINE && L ? sum[r] + std::log(product_of_n[r]) + (L - 1) * a.top : state[r] == CLOSED ? -INF<double> : 0;
     }
 }
@@ -404,34 +418,31 @@ template <class F, int R> void best_rows(const Best<F> &a, const int64_t *rows, 
     const int P = a.P;
     F *d = work, *s = d + R * P, *x = s + R * P, *nothing = x + P, *D = nothing + P;  // D [R, T, P]
     int state[R];
+    Bits<F> wrong[R] = {};
     std::fill(work, D, (F)0);
     std::fill(state, state + R, (int)FINE);
     for (int64_t t = 0; t < a.lengths[rows[0]]; t++) {
         if (t) product<F, R, true>(d, a.here, s, a.K, P);
         for (int r = 0; r < R; r++) {
             if (t >= a.lengths[rows[r]] || state[r] != FINE) continue;
-            bool bad = false;
-            read(a, rows[r], t, x, bad);
-            if (bad) state[r] = BAD;
+            read(a, rows[r], t, x, wrong[r]);
             Vec<F> top = all<F>(-INF<F>);
             for (int c = 0; c < P; c += width) {
                 Vec<F> v = load(x + c) + load(s + r * P + c);
                 store(d + r * P + c, v);
+                store(D + (r * a.T + t) * P + c, v);
                 top = larger<F>(top, v);
             }
+            if ((t & 3) != 3 && t != a.lengths[rows[r]] - 1) continue;
             F m = largest<F>(top);
-            if (m == -INF<F>) state[r] = state[r] == BAD ? BAD : CLOSED;
+            if (m == -INF<F>) state[r] = CLOSED;
             else
-                for (int c = 0; c < P; c += width) {
-                    Vec<F> v = load(d + r * P + c) - m;
-                    store(d + r * P + c, v);
-                    store(D + (r * a.T + t) * P + c, v);
-                }
+                for (int c = 0; c < P; c += width) store(d + r * P + c, load(d + r * P + c) - m);
         }
     }
     for (int r = 0; r < R; r++) {
         int64_t b = rows[r];
-        a.status[b] = state[r];
+        a.status[b] = state[r] = any_of<F>(wrong[r]) ? (int)BAD : state[r];
         std::fill(a.labels + b * a.T, a.labels + (b + 1) * a.T, (int64_t)-1);
         a.score[b] = state[r] == FINE ? 0 : -INF<double>;
     }
@@ -457,13 +468,14 @@ template <class F> struct Groups {
 template <class F> void forward(Forward<F> a) {
     Matrix<F> W(a, true);
     if (W.is_bad) return std::fill(a.status, a.status + a.B, (int32_t)BAD);
-    std::vector<F> pairs;
-    if (!(W.top - W.bottom <= Lanes<F>::spread)) {
-        pairs.resize(W.here.size());
+    Lines<F> pairs;
+    bool is_watched = !(W.top - W.bottom <= Lanes<F>::spread);
+    if (is_watched) {
+        pairs = Lines<F>(W.here.size());
         for (int j = 0; j < a.K; j++)
-            for (int k = 0; k < a.K; k++) pairs[(size_t)j * a.P + k] = a.A[(size_t)j * a.K + k] > -INF<F>;
+            for (int k = 0; k < a.K; k++) pairs.data()[(size_t)j * a.P + k] = a.A[(size_t)j * a.K + k] > -INF<F>;
     }
-    a.W = W.here.data(), a.pairs = pairs.empty() ? nullptr : pairs.data(), a.top = W.top > -INF<F> ? W.top : 0;
+    a.W = W.here.data(), a.pairs = is_watched ? pairs.data() : nullptr, a.top = W.top > -INF<F> ? W.top : 0;
     Groups<F> groups(a);
 #pragma omp parallel for schedule(dynamic) num_threads(a.threads) if (a.threads > 1)
     for (int64_t g = 0; g < groups.num; g++) {
@@ -496,7 +508,7 @@ template <class F> void backward(Backward<F> a) {
     for (int64_t i = 1; i < parts; i++)
         for (int64_t n = 0; n < size; n++) sums[n] += sums[i * size + n];
     for (int j = 0; j < a.K; j++)
-        for (int k = 0; k < a.K; k++) a.dA[(size_t)j * a.K + k] = sums[2 * P + j * P + k] * W.here[j * P + k];
+        for (int k = 0; k < a.K; k++) a.dA[(size_t)j * a.K + k] = sums[2 * P + j * P + k] * W.here.data()[j * P + k];
     std::copy(sums, sums + a.K, a.dstart);
     std::copy(sums + P, sums + P + a.K, a.dend);
 }

@@ -33,12 +33,6 @@ class Potentials:
     compiled: bool = True
 
     @property
-    def has_constraints(self) -> bool:
-        """Whether anything is forbidden by a boolean."""
-        a = self.allowed
-        return not (a.pairs is None and a.start is None and a.end is None and a.labels is None)
-
-    @property
     def needs_grad(self) -> bool:
         """Whether autograd follows any of the potentials."""
         tensors = (self.emissions, self.transitions, self.start, self.end)
@@ -100,32 +94,39 @@ def potentials(
 ) -> Potentials:
     """Check shapes, bring everything to one type and into the order of kept positions."""
     B, T, K = emissions.shape
-    for name, values, shapes in (
-        ("transitions", transitions, ([K, K], [T - 1, K, K], [B, T - 1, K, K])),
-        ("start", start, ([K], [B, K])),
-        ("end", end, ([K], [B, K])),
-        ("allowed.pairs", allowed.pairs, ([K, K], [T - 1, K, K], [B, T - 1, K, K])),
-        ("allowed.start", allowed.start, ([K],)),
-        ("allowed.end", allowed.end, ([K],)),
-        ("allowed.labels", allowed.labels, ([B, T, K],)),
-    ):
-        if values is not None and list(values.shape) not in shapes:
-            wanted = " or ".join(map(str, shapes))
-            raise UserError(f"{name} has the shape {list(values.shape)}: with these emissions it is {wanted}")
+    steps, ends = ((K, K), (T - 1, K, K), (B, T - 1, K, K)), ((K,), (B, K))
+    _check_shape("transitions", transitions, steps)
+    _check_shape("start", start, ends)
+    _check_shape("end", end, ends)
+    _check_shape("allowed.pairs", allowed.pairs, steps)
+    _check_shape("allowed.start", allowed.start, ends[:1])
+    _check_shape("allowed.end", allowed.end, ends[:1])
+    _check_shape("allowed.labels", allowed.labels, ((B, T, K),))
     dtype = torch.float64 if emissions.dtype == torch.float64 else torch.float32
     return Potentials(
         positions.pack(emissions.to(dtype)),
         _steps(transitions.to(dtype), positions),
         None if start is None else start.to(dtype),
         None if end is None else end.to(dtype),
-        Allowed(
-            pairs=None if allowed.pairs is None else _steps(allowed.pairs.to(emissions.device), positions),
-            start=None if allowed.start is None else allowed.start.to(emissions.device),
-            end=None if allowed.end is None else allowed.end.to(emissions.device),
-            labels=None if allowed.labels is None else positions.pack(allowed.labels.to(emissions.device)),
-        ),
+        allowed if allowed.is_free else _placed(allowed, positions, emissions.device),
         positions,
         compiled,
+    )
+
+
+def _check_shape(name: str, values: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if values is not None and values.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise UserError(f"{name} has the shape {list(values.shape)}: with these emissions it is {wanted}")
+
+
+def _placed(allowed: Allowed, positions: Positions, device: torch.device) -> Allowed:
+    pairs, start, end, labels = allowed.pairs, allowed.start, allowed.end, allowed.labels
+    return Allowed(
+        pairs=None if pairs is None else _steps(pairs.to(device), positions),
+        start=None if start is None else start.to(device),
+        end=None if end is None else end.to(device),
+        labels=None if labels is None else positions.pack(labels.to(device)),
     )
 
 
