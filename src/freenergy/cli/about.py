@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freenergy.cli.root import AsJson, Changes, print_json
+from freenergy.cli.root import AsJson, Changes, announce_code, print_json
 
 if TYPE_CHECKING:
     from freenergy.apps.cost_model import Cost, Devices
@@ -79,6 +79,7 @@ def cost(
     from freenergy.recipes.load import load_recipe
 
     kind = Devices(count=devices, peak=peak, utilisation=utilisation, bandwidth=bandwidth)
+    announce_code(recipe)
     loaded = load_recipe(recipe, changes or [])
     if not isinstance(loaded, ResidualRecipe):
         raise UserError(f"the recipe {loaded.name} is not of the family residual, the only one whose cost is known")

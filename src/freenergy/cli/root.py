@@ -3,6 +3,7 @@
 Heavy modules are imported inside the commands, so that ``--help`` is quick.
 """
 
+import io
 import json
 import os
 import sys
@@ -54,6 +55,9 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars of other libraries would overlap ours
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # performance advice, from every rank
+    for stream in (sys.stdout, sys.stderr):  # of a terminal that cannot show a character: a question mark
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream.encoding.lower() != "utf-8" else stream.errors)
     try:
         with handle_sigterm():
             app()
@@ -72,6 +76,14 @@ def main() -> None:
         if ended.code == _INTERRUPTED and _is_heard():  # typer has caught the KeyboardInterrupt
             print("freenergy: interrupted; run the same command again to resume", file=sys.stderr)
         raise
+
+
+def announce_code(recipe: str) -> None:
+    """Say that the code of a file is about to run, if the name of a recipe asks for that."""
+    from freenergy.recipes.load import is_code
+
+    if is_code(recipe):
+        typer.echo(f"running the code of {recipe.rpartition(':')[0]} to make the recipe", err=True)
 
 
 def refuse(sentence: str, **more: Any) -> NoReturn:

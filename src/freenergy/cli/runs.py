@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, Changes, RunFolder, print_json, refuse
+from freenergy.cli.root import AsJson, Changes, RunFolder, announce_code, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
@@ -39,6 +39,7 @@ def run(
     from freenergy.recipes.load import load_recipe
     from freenergy.runs.folder import discard_replaced as discard
 
+    announce_code(recipe)
     loaded = load_recipe(recipe, changes or [])
     try:
         _run(loaded, out, stage, workers, as_json)

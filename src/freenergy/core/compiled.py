@@ -11,20 +11,20 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from freenergy.core.files import atomic_write, fingerprint
+from freenergy.core.files import fingerprint
+from freenergy.core.trusted_library import loaded_library
 
 # no -ffast-math: linked into a library it would change the rounding of the whole process
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-std=c++17", "-fPIC", "-shared")
 
 
 def compiled_library(
-    folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str] = FLAGS
+    folder: Path, name: str, sources: Sequence[Path], flags: Sequence[str] = FLAGS, functions: Iterable[str] = ()
 ) -> ctypes.CDLL | None:
-    """Return the library, compiled now or earlier; None where there is no compiler or it fails."""
+    """Return the library with some functions, compiled now or earlier; None where there is no compiler or it fails."""
     compiler = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None
@@ -32,11 +32,10 @@ def compiled_library(
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
         key = fingerprint([*(source.read_text() for source in sources), version, list(flags), processor()])
         path = folder / f"{name}-{key}.so"
-        with suppress(OSError):  # not there, damaged or made for another system
-            return ctypes.CDLL(str(path))
-        with atomic_write(path) as aside:
-            subprocess.run([compiler, *flags, str(sources[0]), "-o", str(aside)], capture_output=True, check=True)
-        return ctypes.CDLL(str(path))
+        command = [compiler, *flags, str(sources[0]), "-o"]
+        return loaded_library(
+            path, functions, lambda aside: subprocess.run([*command, str(aside)], capture_output=True, check=True)
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -7,14 +7,17 @@ document is cut before white space that follows a word character, a newline wher
 pre-tokenizer begins a new word anyway, so the tokens are like those of the uncut text.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+import regex
+
+from freenergy.core.errors import UserError
 from freenergy.corpus.settings import CorpusSettings
 
 PIECE: Final = 1 << 20  # characters
 END: Final = None
+_SEARCH_SECONDS = 1.0  # for a pattern on one line
 
 Fragments = Iterator[str | None]
 
@@ -30,7 +33,7 @@ class DocumentPiece(NamedTuple):
 def split_documents(texts: Iterable[str], settings: CorpusSettings) -> Fragments:
     """Find the documents of a plain text file by the settings' rule."""
     if settings.document_start is not None:
-        return _from_starts(texts, re.compile(settings.document_start))
+        return _from_starts(texts, settings.document_start)
     return {"file": _whole, "line": _lines_apart, "paragraph": _paragraphs}[settings.documents](texts)
 
 
@@ -123,9 +126,18 @@ def _paragraphs(texts: Iterable[str]) -> Fragments:
     yield END
 
 
-def _from_starts(texts: Iterable[str], start: re.Pattern[str]) -> Fragments:
+def _from_starts(texts: Iterable[str], pattern: str) -> Fragments:
+    """Documents from each line that the pattern is found in; one that takes for ever on a line is refused."""
+    start = regex.compile(pattern)
     for line, begins in lines(texts):
-        if begins and start.search(line):
+        try:
+            is_start = begins and start.search(line, timeout=_SEARCH_SECONDS) is not None
+        except TimeoutError:
+            raise UserError(
+                f"corpus.document_start {pattern!r} takes more than {_SEARCH_SECONDS:g} seconds on the line "
+                f"{line[:40]!r}: write it without nested repetitions"
+            ) from None
+        if is_start:
             yield END
         yield line
     yield END

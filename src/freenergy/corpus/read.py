@@ -44,6 +44,8 @@ def find(path: Path) -> list[Path]:
         return found
     if not path.exists():
         raise UserError(f"there is no file or folder {path}: check the path")
+    if not path.is_file():
+        raise UserError(f"{path} is a pipe or a device, which cannot be read twice: copy it into a file first")
     if not _kind(path):
         raise UserError(f"{path} has an unknown file type: use a file whose name ends in {_KNOWN}")
     return [path]
@@ -146,6 +148,8 @@ def _decoded(path: Path, advance: Advance) -> Iterator[str]:
 def _not_utf8(path: Path, error: UnicodeDecodeError, read_so_far: int, line: int) -> UserError:
     """Return the error that names the byte: the decoder's buffer ends at the current position."""
     at = read_so_far - len(error.object) + error.start
+    if at == 0 and bytes(error.object[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return UserError(f"{path} is UTF-16: convert it with iconv -f UTF-16 -t UTF-8")
     line += error.object.count(b"\n", 0, error.start)
     return UserError(
         f"{path} is not UTF-8 at byte {at} (line {line}): convert it, for example with "

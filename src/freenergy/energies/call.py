@@ -40,6 +40,8 @@ def check_energies(
             f"the energy {name} returned {found} for {shape[0]} contexts with {shape[1]} continuations each{at}: "
             f"return one number per continuation, shape {shape}"
         )
+    if E.is_complex():
+        raise UserError(f"the energy {name} returned complex numbers{at}: return real ones")
     good = torch.isfinite(E) | (torch.inf == E) if allow_inf else torch.isfinite(E)
     if not good.all():
         b, n = (~good).nonzero()[0].tolist()

@@ -11,6 +11,7 @@ from transformers.initialization import no_init_weights
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash, fingerprint, intact, read_json
 from freenergy.corpus.tokenizer import Tokenizer
+from freenergy.lm.config_limits import check_config
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -18,6 +19,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
     """Return the model in float32 and its EOS token."""
     folder, gguf = _parts(intact(path))
+    check_config(folder)
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
     if gguf:
         options |= {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
@@ -40,8 +42,16 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel
             "the checkpoint is truncated or of another architecture; fetch or train it again"
         )
     model = _dense(model) if gguf else model
+    _check_numbers(model, path)
     model.to(device)
     return model, _eos(model, path)
+
+
+def _check_numbers(model: PreTrainedModel, path: Path) -> None:
+    """Refuse weights that are not numbers: every prediction would be NaN, and errors would name other causes."""
+    for name, weight in model.named_parameters():
+        if not bool(torch.isfinite(weight).all()):
+            raise UserError(f"the weight {name} of {path} has a NaN or an infinity: fetch or train it again")
 
 
 def _dense(model: PreTrainedModel) -> PreTrainedModel:
@@ -125,6 +135,14 @@ def checked_path(folder: Path, record: dict[str, Any]) -> Path:
     if Path(record["path"]).is_absolute() and checkpoint_fingerprint(path) != record.get("fingerprint"):
         raise UserError(f"{path} is not the checkpoint that the run was made with: fetch it again, or run it again")
     return path
+
+
+def is_padded(path: Path) -> bool:
+    """Whether a checkpoint's embedding has more rows than its tokenizer has tokens."""
+    if not (path.is_dir() and has_tokenizer(path) and (path / "config.json").is_file()):
+        return False
+    rows = read_json(path / "config.json").get("vocab_size")
+    return isinstance(rows, int) and rows > Tokenizer.from_pretrained(path).vocab_size
 
 
 def checkpoint_fingerprint(path: Path) -> str:

@@ -20,6 +20,9 @@ _ID = "token_id:"  # how vLLM spells a token when it is asked for ids
 _LOWEST = -9000.0  # servers write -9999 or the lowest float where they mean minus infinity
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 8.0
 _BUSY = (429, 503)
+_MOST_BYTES = 2**28  # of an answer
+_ANSWER_TIMEOUTS = 10  # an answer takes at most so many time-outs in all
+_FRAMING = ("content-encoding", "content-length", "transfer-encoding")  # of what has been read and decoded
 
 # every knob of vLLM and of llama.cpp that bends the law, at rest
 _PLAIN = {
@@ -115,7 +118,7 @@ class Completions:
             choices.sort(key=lambda choice: int(choice.get("index", 0)))
             answers = [_answer(choice) for choice in choices]
             drawn = [int(reply["usage"]["completion_tokens"]) for reply in replies if reply.get("usage")]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             kind = response.headers.get("content-type", "").split(";")[0] or "something"
             raise UserError(
                 f"the server at {self.shown} answered with {kind} that is not a completion ({type(error).__name__}): "
@@ -123,12 +126,26 @@ class Completions:
             ) from error
         return [answers[0]._replace(num_drawn=drawn[0])] if len(answers) == len(drawn) == 1 else answers
 
+    def _received(self, client: httpx.Client, body: Mapping[str, Any]) -> httpx.Response:
+        """Read an answer of bounded size in bounded time: a server that never ends is given up."""
+        deadline, content = time.monotonic() + _ANSWER_TIMEOUTS * self.timeout_seconds, bytearray()
+        with client.stream("POST", self.endpoint, json=dict(body)) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > _MOST_BYTES or time.monotonic() > deadline:
+                    raise UserError(
+                        f"the server at {self.shown} does not end its answer ({len(content):,} bytes so far): use "
+                        "another server, or ask for fewer log-probabilities"
+                    )
+        headers = {name: value for name, value in response.headers.items() if name.lower() not in _FRAMING}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
+
     def post(self, client: httpx.Client, body: Mapping[str, Any]) -> httpx.Response:
         """Ask, and ask again a few times where the server is busy or hangs up."""
         wait = _FIRST_WAIT_SECONDS
         for attempt in range(1, self.attempts + 1):
             try:
-                response = client.post(self.endpoint, json=dict(body))
+                response = self._received(client, body)
             except (httpx.ConnectError, httpx.TimeoutException, httpx.UnsupportedProtocol, UnicodeError) as error:
                 raise self._silent(error) from error
             except httpx.TransportError as error:  # reset, or closed in the middle

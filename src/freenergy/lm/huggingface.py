@@ -31,6 +31,7 @@ from freenergy.lm.decoding import sampling
 from freenergy.lm.decoding.fused import Fused
 from freenergy.lm.decoding.load import Decoder, FastStepper, rows_at_once
 from freenergy.lm.editing import Edit, EditedStepper, EditMaker, applied
+from freenergy.lm.padding import Padding, without_padding
 from freenergy.lm.shared_prefix import Prefix
 from freenergy.lm.stepping import PlainStepper, ancestral, check_fits, in_chunks, started, sum_dtype, sum_tokens
 
@@ -66,14 +67,20 @@ class HuggingFaceLM:
         is_fused = os.environ.get(FUSED, "0") not in ("", "0") if fused is None else fused
         self._decoder = Decoder.of(model, compiled=is_fused) if self.shares_prefix else None
         self._edit: EditMaker | None = None
+        self.padding = Padding()
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, eos: int | None = None, device: str = "cpu", fused: bool | None = None
-    ) -> "HuggingFaceLM":
-        """Load a checkpoint folder (safetensors) or a GGUF file; never runs code from it."""
+        cls, path: str | Path, *, eos: int | None = None, device: str = "cpu", fused: bool | None = None,
+        vocab_size: int | None = None,
+    ) -> "HuggingFaceLM":  # fmt: skip
+        """Load a checkpoint folder or a GGUF file, without code; rows from ``vocab_size`` on are left out."""
         model, stored_eos = load_checkpoint(Path(path), device=device)
-        return cls(model, eos=stored_eos if eos is None else eos, fused=fused)
+        own_eos = stored_eos if eos is None else eos
+        padding = without_padding(model, vocab_size, own_eos)  # first: the decoder copies what it reads
+        found = cls(model, eos=own_eos, fused=fused)
+        found.padding = padding
+        return found
 
     def edited(self, edit: EditMaker) -> "HuggingFaceLM":
         """Return a model of the same weights whose predictions are edited before anything is drawn or recorded."""
@@ -93,7 +100,7 @@ class HuggingFaceLM:
     @classmethod
     def read(cls, folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> "HuggingFaceLM":
         """Load the checkpoint that the record names."""
-        return cls.from_pretrained(checked_path(folder, record), eos=tokenizer.eos)
+        return cls.from_pretrained(checked_path(folder, record), eos=tokenizer.eos, vocab_size=tokenizer.vocab_size)
 
     @property
     def device(self) -> torch.device:

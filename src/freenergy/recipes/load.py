@@ -38,10 +38,20 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
     >>> load_recipe("demo", ["seed=3"]).seed
     3
     """
-    table = _from_python(name) if ".py:" in name else _from_toml(_path(name, RECIPES))
+    table = _from_python(name) if is_code(name) else _from_toml(_path(name, RECIPES))
     for change in changes:
         _change(table, change)
     return make_recipe(table, origin=name)
+
+
+def is_code(name: str) -> bool:
+    """Whether a recipe's name is ``file.py:function``, so that loading it runs the file.
+
+    >>> is_code("mine.py:recipe"), is_code("mine.py:x.toml"), is_code("mine.toml")
+    (True, False, False)
+    """
+    path, colon, function = name.rpartition(":")
+    return bool(colon) and path.endswith(".py") and function.isidentifier()
 
 
 def make_recipe(table: Mapping[str, Any], *, origin: str = "recipe") -> Recipe:

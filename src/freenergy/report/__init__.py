@@ -22,6 +22,8 @@ __all__ = ["can_draw", "cite", "look", "page_templates", "write_report"]
 
 PAGE, FIGURES = "report.html", "figures"
 _HERE = Path(__file__).parent
+# characters that turn the direction of all that follows, so that a text of a corpus could rewrite the page around it
+_TURNS = {ord(each): f"[U+{ord(each):04X}]" for each in "\u202a\u202b\u202d\u202e\u2066\u2067\u2068"}
 
 
 def can_draw() -> bool:
@@ -41,6 +43,7 @@ def page_templates(folder: Path = _HERE) -> "Environment":
 
     files = FileSystemLoader(folder)
     found = Environment(loader=files, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.finalize = lambda value: value.translate(_TURNS) if type(value) is str and not value.isascii() else value
     found.globals["css"] = Markup(look() + (_HERE / "report.css").read_text(encoding="utf-8"))
     # no line break between a number and its %
     found.filters["tight"] = lambda text: text.replace(" %", "\N{NO-BREAK SPACE}%")

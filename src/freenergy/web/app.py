@@ -128,12 +128,19 @@ def _api(server: ModelServer, settings: ServerSettings, registry: CollectorRegis
         except UserError as error:
             raise Refusal(str(error), param="candidates") from None
 
+    found.post("/v1/chat/completions", include_in_schema=False)(_no_chat)
+
     @found.get("/metrics")
     async def numbers() -> Response:
         """Return counts in Prometheus's text form."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return found
+
+
+async def _no_chat() -> Response:
+    """Say that this server continues texts and does not chat."""
+    raise Refusal("this server has no chat: send the text to /v1/completions as prompt", status=404)
 
 
 async def _events(first: dict[str, Any], frames: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:

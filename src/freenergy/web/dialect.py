@@ -162,6 +162,9 @@ def malformed(error: RequestValidationError) -> Refusal:
     if place[:1] == ["prompt"]:  # otherwise one error per kind of prompt
         words = "prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
         return Refusal(words, param="prompt", code=first["type"])
+    if place[:1] == ["stop"]:
+        words = "stop must be a text of up to 1000 characters, or a list of up to four"
+        return Refusal(words, param="stop", code=first["type"])
     where = place[0] if place else "the body"
     words = first["msg"][:1].lower() + first["msg"][1:]
     return Refusal(f"{where[:100]}: {words}", param=place[0][:100] if place else None, code=first["type"])

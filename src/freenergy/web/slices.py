@@ -15,7 +15,7 @@ import torch
 
 from freenergy.core.progress import Advance, Progress
 
-SLICE_SECONDS = 0.05
+SLICE_SECONDS = 0.02
 
 
 class ClientLeft(Exception):  # noqa: N818

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import filelock
 
 from freenergy.core.errors import UserError
-from freenergy.core.files import atomic_write, file_hash
+from freenergy.core.files import atomic_write, file_hash, read_json, write_json
 from freenergy.core.progress import Progress, Silent
 from freenergy.corpus.resources.routes import RouteError, follow, from_folder, snapshot
 from freenergy.corpus.resources.table import RESOURCES, Resource
@@ -57,7 +58,8 @@ def is_cached(name: str) -> bool:
 def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) -> Path:
     """Return the folder in the cache that holds a named resource, fetched if it is not there yet.
 
-    Sizes of a cached copy are always checked; ``verify`` checks its checksums as well.
+    The checksums of a cached copy are compared whenever its files have been touched since they were, and with
+    ``verify`` always.
     """
     resource, place = named(name), _place(name)
     try:
@@ -68,10 +70,33 @@ def fetch(name: str, progress: Progress | None = None, *, verify: bool = False) 
         ) from error
     with filelock.FileLock(place.parent / f".{name}.lock"):
         if place.exists():
-            check(resource, place, remedy=f"delete the folder {place} and run the command again", hashes=verify)
+            is_known = not verify and _read_stamps(place) == _stamps(resource, place)
+            check(resource, place, remedy=f"delete the folder {place} and run the command again", hashes=not is_known)
         else:
             _fill(resource, place, progress or Silent())
+            is_known = False
+        if not is_known:
+            with suppress(OSError):  # a cache that cannot be written is hashed each time
+                write_json(_stamp_file(place), _stamps(resource, place))
     return place
+
+
+def _stamps(resource: Resource, place: Path) -> dict[str, list[int]]:
+    """What a file shows without being read; it changes whenever a program writes the file."""
+    found = {file.name: place / file.name for file in resource.files if (place / file.name).is_file()}
+    seen = {name: path.stat() for name, path in found.items()}
+    return {name: [each.st_size, each.st_mtime_ns, each.st_ctime_ns, each.st_ino] for name, each in seen.items()}
+
+
+def _stamp_file(place: Path) -> Path:
+    return place.with_name(f".{place.name}.json")
+
+
+def _read_stamps(place: Path) -> dict[str, Any] | None:
+    try:
+        return read_json(_stamp_file(place))
+    except UserError:
+        return None
 
 
 def locate(name: str, progress: Progress | None = None) -> Path:
@@ -81,10 +106,13 @@ def locate(name: str, progress: Progress | None = None) -> Path:
     """
     if not name:
         raise UserError("the name of a text or model is empty: give a path, a known name or a Hugging Face id")
-    if (path := Path(name).expanduser()).exists():
-        return path
+    path = Path(name).expanduser()
     if name in RESOURCES:
+        if path.exists() and progress is not None:
+            progress.say(f"{name} is the known resource; for the file or folder here, write ./{name}")
         return fetch(name, progress)
+    if path.exists():
+        return path
     is_path = path.is_absolute() or name.startswith((".", "~")) or path.suffix.lower() in _FILE_ENDINGS
     if not is_path and _HUB_ID.fullmatch(name):
         return _from_hub(name, progress or Silent())

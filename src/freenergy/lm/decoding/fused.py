@@ -51,7 +51,7 @@ def _functions() -> Functions | None:
 
 
 def _library() -> ctypes.CDLL | None:
-    return compiled_library(cache_folder() / "compiled", "fused", [_SOURCE, _PRODUCTS])
+    return compiled_library(cache_folder() / "compiled", "fused", [_SOURCE, _PRODUCTS], functions=_SIGNATURES)
 
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

@@ -47,10 +47,11 @@ def base_inputs(settings: AnyBase, progress: Progress) -> tuple[Path | None, dic
     """Returns the checkpoint that a base begins as, and what a stage's key needs to know of that or of the preset."""
     match settings:
         case TrainedBase(start=name) | PretrainedBase(path=name) if name:
-            from freenergy.lm.checkpoints import checkpoint_fingerprint
+            from freenergy.lm.checkpoints import checkpoint_fingerprint, is_padded
 
             path = locate_model(name, progress).resolve()
-            return path, {"checkpoint": checkpoint_fingerprint(path)}
+            padded = {"is_padded": True} if is_padded(path) else {}
+            return path, {"checkpoint": checkpoint_fingerprint(path)} | padded
         case TrainedBase(preset=name):
             from freenergy.lm.presets import preset
 
@@ -148,7 +149,7 @@ def _find(path: Path, mark: str, corpus: Corpus, folder: Path) -> dict[str, Any]
     from freenergy.lm.huggingface import HuggingFaceLM
 
     check_tokenizer(path, corpus.tokenizer)
-    lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos)
+    lm = HuggingFaceLM.from_pretrained(path, eos=corpus.tokenizer.eos, vocab_size=corpus.tokenizer.vocab_size)
     needed = corpus.prefix + corpus.continuation
     if lm.max_length is not None and needed > lm.max_length:
         raise UserError(
@@ -157,7 +158,9 @@ def _find(path: Path, mark: str, corpus: Corpus, folder: Path) -> dict[str, Any]
         )
     write_json(folder / RECORD, {"kind": "huggingface", "path": str(path), "fingerprint": mark})
     parameters = sum(weight.numel() for weight in lm.model.parameters())
-    return {"path": str(path), "parameters": parameters, "fingerprint": mark, "shares_prefix": lm.shares_prefix}
+    padding = {"padding": lm.padding._asdict()} if lm.padding.rows else {}
+    about = {"path": str(path), "parameters": parameters, "fingerprint": mark, "shares_prefix": lm.shares_prefix}
+    return about | padding
 
 
 def _reach(remote: RemoteBase, corpus: Corpus, folder: Path) -> dict[str, Any]:
