@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from freenergy import NgramLM, Rng
-from freenergy.lm.letter_table import BigramTable
+from freenergy.lm.bigram_table import BigramTable
 from freenergy.models.spelling import SpellingModel
 from freenergy.samplers.kernels.gibbs import Gibbs
 from freenergy.training.loop import fit
@@ -47,7 +47,7 @@ def trained(model: SpellingModel, name: str, words: list[str], steps: int, seed:
     stream = np.concatenate([np.array(word) for word in data.lists()[0]])
     noise = NgramLM.fit(stream, vocab_size=27, eos=0, order=2)
     learned = BigramTable(27, eos=0) if settings.method in ("dnce", "jsa") else noise
-    optimisation = averaged(steps, 500, 0.05)
+    optimisation = averaged(steps, 500, 0.3)
     task = FieldTask(
         model, data, learned, settings, optimisation, model.space, chains=500, rng=Rng(seed),
         kernel=Gibbs() if settings.method == "cd" else None,

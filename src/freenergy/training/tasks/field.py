@@ -18,7 +18,7 @@ over steps (``Optimisation.ema``), which is worth several times the chains.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final, runtime_checkable
+from typing import Any, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -29,6 +29,7 @@ from freenergy.core.checks import check_range
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws, Kernel, LanguageModel, Loss, Target
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.samplers.kernels.independence import Independence
 from freenergy.training.settings import Optimisation
 from freenergy.training.task import Validation
 
@@ -61,14 +62,6 @@ def averaged(steps: int, batch_size: int, learning_rate: float) -> Optimisation:
         steps=steps, batch_size=batch_size, learning_rate=learning_rate, weight_decay=0.0, warmup=0, clip=0.0,
         ema=max(0.0, 1 - 10 / steps), validate_every=max(1, steps // 5), checkpoint_seconds=10.0,
     )  # fmt: skip
-
-
-@runtime_checkable
-class LearningNoise(Protocol):
-    """A language model with weights, whose log-probabilities carry gradients."""
-
-    def parameters(self) -> Any: ...  # noqa: D102
-    def log_prob(self, x: Continuations) -> Float[Tensor, "B N"]: ...  # noqa: D102
 
 
 class _Lengths(nn.Module):
@@ -115,8 +108,6 @@ class FieldTask:
         measure: Callable[[nn.Module], float] | None = None,
         rng: Rng | None = None,
     ) -> None:
-        from freenergy.samplers.kernels.independence import Independence
-
         self.field, self.data, self.noise, self.settings, self.space = field, data, noise, settings, space
         self.steps, self.log_lengths, self._measure = optimisation, log_lengths, measure
         self.kernel: Kernel[Any] = kernel or Independence()
