@@ -99,8 +99,8 @@ class HigherOrderChain:
 
     def marginals(self) -> Float[Tensor, "B T K"]:
         """Return p(y_t = k); 0 at masked positions."""
-        of_label = torch.nn.functional.one_hot(self._last, self.shape[2])
-        return self._positions.unpack(self._states.marginals() @ of_label.to(self._states.marginals().dtype))
+        of_state = self._states.marginals()
+        return self._positions.unpack(of_state @ torch.nn.functional.one_hot(self._last, self.shape[2]).to(of_state))
 
     def argmax(self) -> Taggings:
         """Return the most probable tagging of each row and its score."""

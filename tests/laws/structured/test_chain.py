@@ -143,17 +143,3 @@ def test_bad_input():
     nothing = LinearChain(x, A, allowed=closed).argmax()
     assert (nothing.log_score == -math.inf).all()
     assert (nothing.labels == NO_LABEL).all()
-
-
-def test_gradients_by_finite_differences():
-    x, A, start, end = (numbers(*shape).requires_grad_() for shape in ((2, 3, 2), (2, 2), (2,), (2,)))
-    mask, rules = torch.tensor([[1, 1, 1], [1, 0, 1]]), Allowed(pairs=torch.tensor([[True, True], [False, True]]))
-
-    def number(method):
-        return lambda x, A, start, end: getattr(
-            LinearChain(x, A, start=start, end=end, mask=mask, allowed=rules), method
-        )()
-
-    for method in ("log_partition", "marginals", "pair_marginals", "entropy"):
-        assert torch.autograd.gradcheck(number(method), (x, A, start, end))
-    assert torch.autograd.gradgradcheck(number("log_partition"), (x, A, start, end))

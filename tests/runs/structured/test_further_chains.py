@@ -142,3 +142,17 @@ def test_bad_input():
     long = SegmentChain(x, A).log_prob(torch.tensor([[0, INSIDE, INSIDE]]))
     assert float(long) == -math.inf  # longer than D
     assert (SegmentChain(x, A, allowed=closed).log_partition() == -math.inf).all()
+
+
+def test_gradients_of_the_linear_chain_s_sums():
+    x, A, start, end = (numbers(*shape).requires_grad_() for shape in ((2, 3, 2), (2, 2), (2,), (2,)))
+    mask, rules = torch.tensor([[1, 1, 1], [1, 0, 1]]), Allowed(pairs=torch.tensor([[True, True], [False, True]]))
+
+    def number(method):
+        return lambda x, A, start, end: getattr(
+            LinearChain(x, A, start=start, end=end, mask=mask, allowed=rules), method
+        )()
+
+    for method in ("log_partition", "marginals", "pair_marginals", "entropy"):
+        assert torch.autograd.gradcheck(number(method), (x, A, start, end))
+    assert torch.autograd.gradgradcheck(number("log_partition"), (x, A, start, end))
