@@ -104,7 +104,7 @@ class NeuralHead(nn.Module):
             case "hidden":
                 states = self.encoder(self.encoder.embedding(tokens), mask)
                 each = self.readout(states).squeeze(-1) * mask
-                total = each.sum(1)
+                total: Tensor = each.sum(1)
                 return total if self.settings.pool == "sum" else total / mask.sum(1).clamp(min=1)
             case "inner-product":
                 return self._inner_product(tokens, mask)
@@ -129,7 +129,8 @@ class NeuralHead(nn.Module):
         turn = place.unsqueeze(-1).expand_as(e)
         back = self.backward_lstm(e.gather(1, turn))[0].gather(1, turn)
         pair = (mask[:, 1:] & mask[:, :-1]).unsqueeze(-1)
-        return ((ahead[:, :-1] * e[:, 1:] + back[:, 1:] * e[:, :-1]) * pair).sum((1, 2))
+        found: Tensor = ((ahead[:, :-1] * e[:, 1:] + back[:, 1:] * e[:, :-1]) * pair).sum((1, 2))
+        return found
 
     def _target_logit(self, tokens: Int[Tensor, "R T"], mask: Bool[Tensor, "R T"]) -> Float[Tensor, " R"]:
         e = self.encoder.embedding(tokens)
