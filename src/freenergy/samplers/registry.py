@@ -24,6 +24,7 @@ SAMPLERS = Registry[Sampler](
         "rejection": "freenergy.samplers.rejection:Rejection",
         "quasi-rejection": "freenergy.samplers.rejection:QuasiRejection",
         "metropolis": "freenergy.samplers.metropolis:Metropolis",
+        "tempering": "freenergy.samplers.tempering:Tempering",
         "sequential": "freenergy.samplers.sequential:Sequential",
         "autoregressive": "freenergy.samplers.autoregressive:Autoregressive",
         "base": "freenergy.samplers.resampling:Plain",

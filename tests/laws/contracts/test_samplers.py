@@ -36,6 +36,7 @@ SAMPLER_ROWS = {
         ({"distance": 0.1, "pilot": 30}, {}, "model", None),
     ],
     "metropolis": [({"steps": 2}, SMALL, "model", 0.2)],
+    "tempering": [({"steps": 3, "kernel": "independence"}, SMALL, "model", None)],  # its law: test_tempering.py
     "sequential": [({"particles": 2, "check_every": 1}, FIXED, "model", 0.2)],
     "autoregressive": [
         ({"completions": 2, "top_k": 2}, FIXED, "model", 0.1),
