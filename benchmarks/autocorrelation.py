@@ -32,9 +32,7 @@ class World:
     def __init__(self, V, L, kind, strength):
         self.V, self.L = V, L
         self.x = torch.tensor(list(product(range(V), repeat=L)))
-        self.first, self.next = (
-            Rng(1).child(i).normal(*shape).log_softmax(-1) for i, shape in enumerate([(V,), (V, V)])
-        )
+        self.first, self.next = Rng(1).normal(V).log_softmax(0), Rng(1).child("next").normal(V, V).log_softmax(1)
         self.pairs = {(s, t): Rng(2).child(s, t).normal(V, V) for s in range(L) for t in range(s + 1, L)}
         self.layers = [Rng(3).child(i).normal(*shape) for i, shape in enumerate([(L * V, 16), (16, 1)])]
         self.kind, self.strength = kind, strength
@@ -44,22 +42,28 @@ class World:
         self.score, self.base = score.detach(), self.log_base(hard).detach()
         self.P = self.score.softmax(0)
         self.kl = float(self.P @ (self.P.log() - self.base))
-        powers = V ** torch.arange(L - 1, -1, -1)
-        self.changed = torch.stack(
-            [(self.x @ powers).unsqueeze(1) + (torch.arange(V) - self.x[:, t : t + 1]) * powers[t] for t in range(L)],
-            dim=1,
-        )  # [strings, place, token] → the string with that token there
+        self.changed = changed(self.x, V)
 
     def log_base(self, one):
+        """Return log P_LM of one-hot strings."""
         steps = torch.einsum("nlv,vw,nlw->n", one[:, :-1], self.next, one[:, 1:])
         return one[:, 0] @ self.first + steps
 
     def log_score(self, one):
+        """Return log P_LM − E of one-hot strings."""
         if self.kind == "pair":
             own = sum(torch.einsum("nv,vw,nw->n", one[:, s], J, one[:, t]) for (s, t), J in self.pairs.items())
         else:
             own = 2.0 * (torch.tanh(one.flatten(1) @ self.layers[0]) @ self.layers[1]).squeeze(1)
         return self.log_base(one) + self.strength * own
+
+
+def changed(x, V):
+    """The number of the string with token v at place t: [strings, place, token]."""
+    L = x.shape[1]
+    powers = V ** torch.arange(L - 1, -1, -1)
+    number = (x @ powers).unsqueeze(1)
+    return torch.stack([number + (torch.arange(V) - x[:, t : t + 1]) * powers[t] for t in range(L)], dim=1)
 
 
 def corrected(q, score):
@@ -169,10 +173,8 @@ def main():
     write_json(arguments.out, found)
     print("| readings per independent draw |", " | ".join(found["columns"]), "|")
     print("|---|" + "---|" * len(found["columns"]))
-    rows = {
-        **found["readings_per_draw"],
-        **{key: own for key, own in found.items() if isinstance(own, dict) and key[0] != "r"},
-    }
+    others = {key: own for key, own in found.items() if isinstance(own, dict) and key != "readings_per_draw"}
+    rows = found["readings_per_draw"] | others
     for name, row in rows.items():
         print(f"| {name} |", " | ".join(f"{row[column]:.3g}" for column in found["columns"]), "|")
 

@@ -1,4 +1,4 @@
-"""The matrices of benchmarks/autocorrelation.py are those of the kernels that are shipped; its committed table holds."""
+"""The matrices of benchmarks/autocorrelation.py are those of the kernels; its committed table holds."""
 
 import importlib.util
 import json
