@@ -57,3 +57,28 @@ def test_the_pool_has_sentences_as_the_treebank_spells_them():
     make_pool = runpy.run_path(str(EXAMPLES / "make_pool.py"))
     text = " = Heading = \n\n The ship , of 1 @,@ 200 tons , sailed on 3 May 1900 to New York . Short one . \n"
     assert make_pool["sentences"](text) == ["the ship of N tons sailed on N may N to new york"]
+
+
+@pytest.mark.statistical
+def test_small_lattices_agree_with_the_exact_answer():
+    """Correlations of 1,280 chains within five errors at five temperatures; seeded. Mutant: another temperature."""
+    rows = json.loads(example("ising.py", "--quick", "--json"))["small"]
+    assert all(abs(row["correlation"] - row["exact"]) < 5 * row["error"] for row in rows)
+    assert abs(rows[-1]["correlation"] - rows[0]["exact"]) > 5 * rows[-1]["error"]
+
+
+def test_a_machine_learns_bars_and_stripes():
+    """In 400 updates every way is better than 16 fair coins (−11.1 nats), and none better than the best possible."""
+    curves = json.loads(example("rbm.py", "--quick", "--json"))
+    assert len(curves) == 3
+    for curve in curves.values():
+        assert -16 * math.log(2) < curve[-1][1] < -math.log(30)
+
+
+def test_words_have_an_exact_normaliser_and_estimates_find_it(tmp_path):
+    """Seeded: both annealed bounds and importance sampling within 0.25 nats of the exact log Z."""
+    found = json.loads(example("words.py", "--quick", "--json", "--plot", str(tmp_path / "words.png")))
+    Z = found["log_partition"]
+    assert max(abs(Z[name] - Z["exact"]) for name in ("importance", "annealed_lower", "annealed_upper")) < 0.25
+    assert found["perplexity"] < 13
+    assert (tmp_path / "words.png").stat().st_size > 1000
