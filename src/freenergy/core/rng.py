@@ -27,6 +27,9 @@ def choose(log_probs: Float[Tensor, "*rows V"], u: Float[Tensor, "*rows"]) -> In
     """Invert the cumulative distribution at u, in two levels: short sums are faster and round less."""
     V = log_probs.shape[-1]
     p = (log_probs - log_probs.amax(-1, keepdim=True)).exp()
+    if V <= BLOCK:  # one block, which need not be padded: coins and small alphabets
+        target = u.unsqueeze(-1) * p.sum(-1, keepdim=True, dtype=torch.float64)
+        return _first_above(p.double().cumsum(-1), target, p).squeeze(-1)
     blocks = torch.nn.functional.pad(p, (0, -V % BLOCK)).reshape(*p.shape[:-1], -1, BLOCK)
     return invert(blocks, blocks.sum(-1, dtype=torch.float64), u)[0]
 

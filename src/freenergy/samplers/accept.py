@@ -26,6 +26,11 @@ def move(is_accepted: Bool[Tensor, " chains"], new: Continuations, old: Continua
     return Continuations.cat([old, new], dim=1).candidates(torch.arange(K) + K * is_accepted)
 
 
+def accept_at(probability: Float[Tensor, " n"], u: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """Return u < probability: the coin of a kernel that has drawn its uniform numbers already."""
+    return u < probability
+
+
 def accept(probability: Float[Tensor, " n"], rng: Rng) -> Bool[Tensor, " n"]:
     """Flip one coin per entry; entry i draws the same number whatever is in the batch (``rng.shift``)."""
     sides = torch.stack([torch.log1p(-probability), probability.log()], dim=-1)

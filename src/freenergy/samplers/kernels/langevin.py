@@ -20,7 +20,7 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.sequences import Sequences, Soft
-from freenergy.samplers.accept import accept, acceptance
+from freenergy.samplers.accept import accept_at, acceptance
 
 
 @runtime_checkable
@@ -108,10 +108,11 @@ def chosen(is_accepted: Bool[Tensor, " chains"], new: RealState, old: RealState)
     return RealState(moved(old, values), log_score, gradient, new.time)
 
 
-def noise(state: RealState, rng: Rng) -> Float[Tensor, "chains length D"]:
-    """Return standard normal numbers, each chain's from its own stream."""
+def noise(state: RealState, rng: Rng) -> tuple[Float[Tensor, "chains length D"], Float[Tensor, " chains"]]:
+    """Return standard normal numbers and a uniform one for the coin, each chain's from its own stream."""
     K, L, D = state.values.shape
-    return rng.rows(1, K, L * D).normal(L * D).view(K, L, D).to(state.values)
+    rows = rng.rows(1, K, L * D + 1)
+    return rows.normal(L * D).view(K, L, D).to(state.values), rows.uniforms(1)[0, :, 0]
 
 
 @final
@@ -131,7 +132,7 @@ class Langevin:
 
     def step(self, target: Density, state: RealState, rng: Rng) -> tuple[RealState, RealInfo]:
         """Follow the gradient with noise; accept or stay where the step is adjusted."""
-        s2, eps = self.step_size**2, noise(state, rng.child("draw"))
+        s2, (eps, u) = self.step_size**2, noise(state, rng.child("draw"))
         values = state.values + s2 / 2 * state.gradient + self.step_size * eps
         new = evaluated(target, moved(state, values), state.time + 1)
         if not self.is_adjusted:
@@ -140,7 +141,7 @@ class Langevin:
         back = (state.values - values - s2 / 2 * new.gradient).square().sum((1, 2)) / (2 * s2)
         forth = eps.square().sum((1, 2)) / 2
         r = acceptance((new.log_score - state.log_score + forth - back).double().cpu())
-        is_accepted = accept(r, rng.child("accept"))
+        is_accepted = accept_at(r, u)
         return chosen(is_accepted.to(values.device), new, state), RealInfo(is_accepted, r)
 
 
@@ -174,7 +175,7 @@ class SGLD:
         delta, gradient = self.delta(state.time), state.gradient
         if isinstance(target, NoisyDensity):
             gradient = target.noisy_gradient(state.x, rng.child("gradient"))
-        values = state.values + delta * gradient + (2 * delta) ** 0.5 * noise(state, rng.child("draw"))
+        values = state.values + delta * gradient + (2 * delta) ** 0.5 * noise(state, rng.child("draw"))[0]
         everyone = torch.ones(len(values), dtype=torch.bool)
         return evaluated(target, moved(state, values), state.time + 1), RealInfo(everyone, everyone.double())
 
@@ -201,7 +202,7 @@ class HamiltonianMonteCarlo:
 
     def step(self, target: Density, state: RealState, rng: Rng) -> tuple[RealState, RealInfo]:
         """Draw momenta, follow the trajectory, accept or stay."""
-        start = noise(state, rng.child("draw"))
+        start, u = noise(state, rng.child("draw"))
         momentum, new = start, state
         for _ in range(self.leaps):
             momentum = momentum + self.step_size / 2 * new.gradient
@@ -209,5 +210,5 @@ class HamiltonianMonteCarlo:
             momentum = momentum + self.step_size / 2 * new.gradient
         kinetic = (start.square() - momentum.square()).sum((1, 2)) / 2
         r = acceptance((new.log_score - state.log_score + kinetic).double().cpu())
-        is_accepted = accept(r, rng.child("accept"))
+        is_accepted = accept_at(r, u)
         return chosen(is_accepted.to(start.device), new, state), RealInfo(is_accepted, r)
