@@ -11,6 +11,7 @@ The two colours of the checkerboard are stored apart, [words, side, side/2]; in 
 Chain n has its bits from the stream of its word n // 64, whatever other chains there are.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -113,8 +114,8 @@ class PackedIsing:
 
     def threshold(self, h: int) -> int:
         """p_h · 2^24, rounded."""
-        p = 1 / (1 + np.exp(-2 * self.model.beta * (self.model.coupling * h + self.model.field)))
-        return round(float(p) * 2**BITS)
+        p = 1 / (1 + math.exp(-2 * self.model.beta * (self.model.coupling * h + self.model.field)))
+        return round(p * 2**BITS)
 
     def _own_fields(self) -> list[int]:
         """The values of h that need a threshold of their own; −h stands for h where there is no field."""
@@ -166,7 +167,7 @@ def less_than(threshold: int, planes: UInt64[np.ndarray, "bits words side half"]
     if threshold <= 0 or threshold >= 2**BITS:
         return np.full(planes.shape[1:], _ALL if threshold > 0 else 0, dtype=np.uint64)
     first = (threshold & -threshold).bit_length() - 1  # below its lowest one a threshold decides nothing
-    found = planes[first].copy()
+    found: Words = planes[first].copy()
     for bit in range(first + 1, BITS):
         if threshold >> bit & 1:
             found |= planes[bit]
