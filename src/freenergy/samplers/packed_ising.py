@@ -11,7 +11,6 @@ The two colours of the checkerboard are stored apart, [words, side, side/2]; in 
 Chain n has its bits from the stream of its word n // 64, whatever other chains there are.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -19,6 +18,7 @@ from typing import final
 import numpy as np
 import torch
 from jaxtyping import Float, UInt64
+from scipy.special import expit
 
 from freenergy.core.errors import UserError
 from freenergy.core.progress import SILENT, Progress
@@ -114,8 +114,9 @@ class PackedIsing:
 
     def threshold(self, h: int) -> int:
         """p_h · 2^24, rounded."""
-        p = 1 / (1 + math.exp(-2 * self.model.beta * (self.model.coupling * h + self.model.field)))
-        return round(p * 2**BITS)
+        log_odds = 2 * self.model.beta * (self.model.coupling * h + self.model.field)
+        found: int = round(float(expit(log_odds)) * 2**BITS)
+        return found
 
     def _own_fields(self) -> list[int]:
         """The values of h that need a threshold of their own; −h stands for h where there is no field."""
