@@ -79,6 +79,7 @@ class QueueEntry:
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = self.was_served = False
+        self.seconds_served = 0.0  # of the model's time, shared ones in equal parts
         self.sliced: SlicedWork | None = None  # the request in progress, where it is not a shared draw
 
     def tell(self, event: Event | Exception | None) -> None:

@@ -1,8 +1,8 @@
 """One thread owns the models; clients take turns on it, and share calls where they can.
 
-Each entry of the queue is a generator of requests (``text.write.generate``). The entry that has waited longest is
-served, with all others that request the same kind of draws: their contexts become one batch, and each draws from its
-own stream, as it would alone. An entry gets a part of the draws that it requests (all of them if no other entry waits)
+Each entry of the queue is a generator of requests (``text.write.generate``). The entry that has had the least of the
+model's time is served, and in one turn of four the one that has waited longest, with all others that request the same
+kind of draws: their contexts become one batch, and each draws from its own stream, as it would alone. An entry gets a part of the draws that it requests (all of them if no other entry waits)
 and goes to the end of the queue, so a large request delays the others by one part at most, and a disconnected client
 is noticed between two parts. Work that shares no draws (other samplers, rankings, tables) has turns of a slice each.
 """
@@ -24,6 +24,7 @@ from freenergy.web.not_served import Busy, Stopping, TooLong
 from freenergy.web.settings import Limits
 
 _LONGEST_WAIT_SECONDS = 60
+_LONGEST_WAITING_EVERY = 4  # turns
 _PAUSED = object()  # instead of an answer: the work goes on at the next turn
 
 
@@ -94,7 +95,7 @@ class Turns:
         self._entries: deque[QueueEntry] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._is_draining = False
+        self._is_draining, self._turn = False, 0
         self._paused = set[QueueEntry]()  # used by the thread only
         self._pace_seconds, self._since_seconds = 1.0, 0.0  # of work from one finished entry to the next
 
@@ -176,7 +177,7 @@ class Turns:
             for entry in entries:
                 if entry.request is None:
                     entry.advance(None)
-            group, count = self._next([entry for entry in entries if not entry.is_over])
+            group, count = self._next(self._in_order([entry for entry in entries if not entry.is_over]))
             start = time.monotonic()
             if group:
                 self._serve(group, count)
@@ -186,6 +187,14 @@ class Turns:
         """Return entries whose paused work is to be ended, and forget work that has ended."""
         self._paused = {entry for entry in self._paused if entry.sliced is not None and entry.sliced.is_paused}
         return [entry for entry in self._paused if entry.is_abandoned]
+
+    def _in_order(self, entries: list[QueueEntry]) -> list[QueueEntry]:
+        """Put first what has had the least time of the model; in one turn of four what has waited longest.
+
+        So small requests are not held up by any number of large ones, and those come to their end all the same.
+        """
+        self._turn = (self._turn + 1) % _LONGEST_WAITING_EVERY
+        return sorted(entries, key=lambda entry: entry.seconds_served) if self._turn else entries
 
     def _next(self, entries: Sequence[QueueEntry]) -> tuple[list[QueueEntry], int]:
         """Return the entries of the next batch, and the candidates for each; 0: one call that is not shared."""
@@ -246,6 +255,7 @@ class Turns:
             for entry in group:
                 self.counts.seconds_waiting += 0.0 if entry.was_served else start - entry.asked
                 entry.was_served = True
+                entry.seconds_served += seconds / len(group)
                 if entry in self._entries:
                     self._entries.remove(entry)
                     self._entries.append(entry)
