@@ -47,7 +47,7 @@ def trained(model: SpellingModel, name: str, words: list[str], steps: int, seed:
     stream = np.concatenate([np.array(word) for word in data.lists()[0]])
     noise = NgramLM.fit(stream, vocab_size=27, eos=0, order=2)
     learned = BigramTable(27, eos=0) if settings.method in ("dnce", "jsa") else noise
-    optimisation = averaged(steps, 500, 0.3)
+    optimisation = averaged(steps, 500, 0.05)
     task = FieldTask(
         model, data, learned, settings, optimisation, model.space, chains=500, rng=Rng(seed),
         kernel=Gibbs() if settings.method == "cd" else None,
@@ -64,7 +64,7 @@ def main() -> None:
     """Print one JSON line per row: nats per letter (EOS counted) on training and test words, and the exact fit's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", type=Path)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     given = parser.parse_args()
     words = words_of(given.words)

@@ -144,8 +144,8 @@ class FieldTask:
             pi, hot = self.log_lengths.exp(), max(1, self.steps.steps // 3)
             rate = self.settings.zeta_rate * min(1.0, hot / step)
             with torch.no_grad():
-                self._module.zeta += rate * (share / share.sum() - pi) / pi.clamp(min=1e-3)
-                self._module.zeta -= self._module.zeta[0].clone()
+                self._module.zeta.add_(rate * (share / share.sum() - pi) / pi.clamp(min=1e-3))
+                self._module.zeta.sub_(self._module.zeta[0].clone())
 
     def loss(self, step: int, micro: int, rng: Rng) -> Loss:
         """Returns the loss of one micro-batch, whose gradient is the method's."""
