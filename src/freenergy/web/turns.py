@@ -2,9 +2,10 @@
 
 Each entry of the queue is a generator of requests (``text.write.generate``). The entry that has had the least of the
 model's time is served, and in one turn of four the one that has waited longest, with all others that request the same
-kind of draws: their contexts become one batch, and each draws from its own stream, as it would alone. An entry gets a part of the draws that it requests (all of them if no other entry waits)
-and goes to the end of the queue, so a large request delays the others by one part at most, and a disconnected client
-is noticed between two parts. Work that shares no draws (other samplers, rankings, tables) has turns of a slice each.
+kind of draws: their contexts become one batch, and each draws from its own stream, as it would alone. An entry gets a
+part of the draws that it requests (all of them if no other entry waits) and goes to the end of the queue, so a large
+request delays the others by one part at most, and a disconnected client is noticed between two parts. Work that shares
+no draws (other samplers, rankings, tables) has turns of a slice each.
 """
 
 import asyncio
