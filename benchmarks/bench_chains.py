@@ -53,8 +53,9 @@ def ngram(rounds, quick):
     stream = np.random.default_rng(0).choice(V, size=90_000 if quick else 900_000, p=p / p.sum())
     stream[::22] = 0
     lm = NgramLM.fit(np.append(stream, 0), vocab_size=V, eos=0, order=5)
-    space, context = SequenceSpace(vocab_size=V, length=40), Sequences.from_lists([[]])
-    few, many = 64, 2_000 if quick else 20_000
+    space, context = SequenceSpace(vocab_size=V, length=40, eos=0), Sequences.from_lists([[]])
+    few, many = 256, 2_000 if quick else 20_000  # sentences of at most 40 tokens, most of them shorter
+    drawn = {n: int(lm.sample(context, n, space, Rng(0)).x.lengths.sum()) for n in (few, many)}
 
     def dense():
         def read(some):
@@ -62,7 +63,10 @@ def ngram(rounds, quick):
 
         in_chunks(read, context, few, space, Rng(0), Truncation(), rows=2**24 // V)
 
-    ways = {"V probabilities": (dense, few * 40), "ours": (lambda: lm.sample(context, many, space, Rng(0)), many * 40)}
+    ways = {
+        "V probabilities": (dense, drawn[few]),
+        "ours": (lambda: lm.sample(context, many, space, Rng(0)), drawn[many]),
+    }
     return rows_of("n-gram draws, V = 10,000", ways, rounds, "V probabilities", needs=100)
 
 
