@@ -32,7 +32,7 @@ from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
 from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.corpus.tokenizer import Tokenizer
 from freenergy.lm.ngram_counts import NONE, CountLevel, NgramCounts, count, find
-from freenergy.lm.ngram_draws import Mixture, draw_mixture
+from freenergy.lm.ngram_draws import NgramMixture, draw_mixture
 from freenergy.lm.stepping import in_chunks, sum_tokens
 
 _ARRAYS, _CONFIG = "ngram.safetensors", "config.json"
@@ -163,8 +163,8 @@ class NgramLM:
         return _NgramStepper(self, self._tail(contexts), contexts.tokens.device)
 
     @cached_property
-    def _mixture(self) -> Mixture:
-        return Mixture.of(self.tables, self.vocab_size)
+    def _mixture(self) -> NgramMixture:
+        return NgramMixture.of(self.tables, self.vocab_size)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the counts and then the configuration that names them, so that one never passes for another's."""

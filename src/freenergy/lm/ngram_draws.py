@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROWS = 2**16  # strings drawn at once: what fits the processor's cache is faster than more
 
 
-class Mixture(NamedTuple):
+class NgramMixture(NamedTuple):
     """The tables of all orders, with the cumulated direct mass before each node."""
 
     tables: "Sequence[NgramTable]"
@@ -43,7 +43,7 @@ class Mixture(NamedTuple):
     vocab_size: int
 
     @classmethod
-    def of(cls, tables: "Sequence[NgramTable]", vocab_size: int) -> "Mixture":
+    def of(cls, tables: "Sequence[NgramTable]", vocab_size: int) -> "NgramMixture":
         """Cumulate the mass of every order once."""
         return cls(tables, [_before(table) for table in tables], vocab_size)
 
@@ -96,7 +96,7 @@ def _before(table: "NgramTable") -> Float64[np.ndarray, " nodes"]:
 
 
 def draw_mixture(
-    mixture: Mixture,
+    mixture: NgramMixture,
     ends: Sequence[Int64[np.ndarray, " B"]],
     contexts: Sequences,
     num: int,
@@ -119,7 +119,7 @@ def draw_mixture(
 
 
 def _drawn(
-    mixture: Mixture,
+    mixture: NgramMixture,
     ends: Sequence[Int64[np.ndarray, " B"]],
     contexts: Sequences,
     num: int,

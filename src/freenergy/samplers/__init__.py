@@ -18,5 +18,5 @@ from freenergy.samplers.resampling import Resampling as Resampling
 from freenergy.samplers.sampled import Sampled as Sampled
 from freenergy.samplers.sampled import Sampler as Sampler
 from freenergy.samplers.sequential import Sequential as Sequential
-from freenergy.samplers.trace import Trace as Trace
+from freenergy.samplers.trace import ChainTrace as ChainTrace
 from freenergy.samplers.trace import trace_chains as trace_chains

@@ -22,7 +22,7 @@ Statistic = Callable[[Any], Float[Tensor, " chains"]]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace(Generic[X]):
+class ChainTrace(Generic[X]):
     """What chains did: the numbers that were kept, acceptance per chain, and where they ended."""
 
     values: dict[str, Float[Tensor, "chains draws"]]
@@ -46,7 +46,7 @@ def trace_chains(
     burn_in: int = 0,
     every: int = 1,
     progress: Progress = SILENT,
-) -> Trace[Any]:
+) -> ChainTrace[Any]:
     """Run chains from positions [1, chains] and keep the statistics of their states, each a number per chain.
 
     A statistic reads the state of the kernel: ``lambda state: state.log_score``, or anything of ``state.x``.
@@ -65,4 +65,4 @@ def trace_chains(
             advance(1.0)
     assert accepted is not None
     values = {name: torch.stack(own, dim=1) for name, own in kept.items()}
-    return Trace(values=values, acceptance=accepted / steps, x=state.x, steps=steps)
+    return ChainTrace(values=values, acceptance=accepted / steps, x=state.x, steps=steps)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from freenergy import NgramLM, Rng, Sequences, SequenceSpace, UserError
-from freenergy.lm.ngram_draws import Mixture
+from freenergy.lm.ngram_draws import NgramMixture
 
 V, EOS, EPS = 6, 0, 1e-11
 STREAM = np.array([1, 2, 1, 3, 0, 1, 2, 2, 0, 3, 1, 2, 1, 0, 1, 2, 1, 3, 0, 4, 0])  # 5 was never seen
@@ -55,7 +55,7 @@ def test_ends_of_the_unit_interval_are_tokens():
 
 def broken(lm, how):
     tables = [table._replace(rest=how(table.rest)) for table in lm.tables]
-    return Mixture.of(tables, V)
+    return NgramMixture.of(tables, V)
 
 
 @pytest.mark.parametrize("how", [np.sqrt, np.square], ids=["too much", "too little"])

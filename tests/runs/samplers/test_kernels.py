@@ -12,7 +12,7 @@ from freenergy.core.roles import Target
 from freenergy.core.sequences import Continuations
 from freenergy.models.residual import Residual
 from freenergy.samplers.kernels.class_site import ClassSite
-from freenergy.samplers.kernels.combined import Cycle, Mixture, TextMixture
+from freenergy.samplers.kernels.combined import Cycle, KernelMixture, TextMixture
 from freenergy.samplers.kernels.gibbs import Gibbs
 from freenergy.samplers.kernels.independence import Independence
 from freenergy.samplers.kernels.locally_balanced import AllSites, DiscreteLangevin, LocallyBalanced, OneMove
@@ -57,7 +57,10 @@ KERNELS = {
     "locally balanced": (LocallyBalanced(), True),
     "discrete langevin": (DiscreteLangevin(step_size=0.7), True),
     "mixture": (TextMixture(whole=0.4), True),
-    "mixture of three": (Mixture(kernels=(Gibbs(), Independence(), site("uniform")), weights=(1.0, 2.0, 1.0)), True),
+    "mixture of three": (
+        KernelMixture(kernels=(Gibbs(), Independence(), site("uniform")), weights=(1.0, 2.0, 1.0)),
+        True,
+    ),
     "cycle": (Cycle(kernels=(Gibbs(), site("uniform"))), False),
 }
 
@@ -241,8 +244,8 @@ def test_bad_settings_are_refused():
         (lambda: Gibbs(block=12).init(world.target(), world.x), "lower block"),
         (lambda: DiscreteLangevin(step_size=0.0), "step_size is 0.0: set it above 0"),
         (lambda: SingleSite(temperature=0.0), "temperature is 0.0: set it above 0"),
-        (lambda: Mixture(kernels=()), "of no kernels"),
-        (lambda: Mixture(kernels=(Gibbs(),), weights=(1.0, 2.0)), "give one each"),
+        (lambda: KernelMixture(kernels=()), "of no kernels"),
+        (lambda: KernelMixture(kernels=(Gibbs(),), weights=(1.0, 2.0)), "give one each"),
         (lambda: TextMixture(whole=1.0), "whole is 1.0: set it above 0 and below 1"),
         (lambda: ClassSite(classes=torch.tensor([0])).init(world.target(), world.x), "1 tokens have a class"),
     ):

@@ -57,7 +57,7 @@ from freenergy.runs.run import Plan, Stage, finish
 from freenergy.text.model import ResidualModel
 from freenergy.training.contrastive_batches import StoredContrast
 from freenergy.training.feature_cache import FeatureCache
-from freenergy.training.tasks.distil import Distilling, DistilTask, Proposal, network, train_policy
+from freenergy.training.tasks.distil import Distilling, DistilTask, KeptPolicy, network, train_policy
 
 RESULT = "distilled.json"
 _WORK, _METRICS = "work", "metrics.jsonl"
@@ -245,7 +245,7 @@ class _Measuring:
         }
 
 
-def _verdict(summary: dict[str, Any], chosen: Proposal) -> str:
+def _verdict(summary: dict[str, Any], chosen: KeptPolicy) -> str:
     """What distilling has not done."""
     if not chosen.step:
         return "no step came nearer to the model than the base: take more draws or steps, or a lower learning rate"

@@ -1,6 +1,6 @@
 """Kernels made of kernels: if P K_i = P for each, then P (Σ w_i K_i) = P and P (K_1 K_2 …) = P.
 
-    Mixture:   one of them per step, chosen with probability w_i; reversible where they are
+    KernelMixture:   one of them per step, chosen with probability w_i; reversible where they are
     Cycle:     all of them per step, in order; not reversible
 
 The choice of a step is the same for all chains side by side, so that they are moved in one batch: each chain has the
@@ -52,7 +52,7 @@ class CombinedInfo:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixture:
+class KernelMixture:
     """One kernel per step; even weights where none are given."""
 
     kernels: tuple[Kernel[Any], ...]
@@ -112,11 +112,11 @@ class TextMixture:
         check_range(self, "whole", above=0, below=1)
 
     @property
-    def kernel(self) -> Mixture:
+    def kernel(self) -> KernelMixture:
         """What one step does."""
         proposal = Suffix() if self.local == "suffix" else Site(by=self.local)
         kernels = (Independence(law="model"), MetropolisHastings(proposal=proposal))
-        return Mixture(kernels=kernels, weights=(self.whole, 1 - self.whole))
+        return KernelMixture(kernels=kernels, weights=(self.whole, 1 - self.whole))
 
     def init(self, target: Target[Model], x: Continuations) -> CombinedState:
         """Start chains at given positions [1, chains]."""

@@ -116,7 +116,7 @@ def distances(
     return Distances(kl, apart.abs().mean(1) / 2)
 
 
-class Proposal(NamedTuple):
+class KeptPolicy(NamedTuple):
     """What draws come from: the policy as it was after a step; the base is step 0."""
 
     step: int
@@ -132,16 +132,16 @@ class Proposals:
     """
 
     def __init__(self, folder: Path, base: HuggingFaceLM, kl_of_base: float) -> None:
-        self.folder, self.base, self.first = folder, base, Proposal(0, kl_of_base)
+        self.folder, self.base, self.first = folder, base, KeptPolicy(0, kl_of_base)
         self._twin: HuggingFaceLM | None = None
         self._filled = 0  # the step whose weights the twin holds
 
-    def last(self, before: int | None = None) -> Proposal:
+    def last(self, before: int | None = None) -> KeptPolicy:
         """The last proposal, or the last of a step before this one."""
         steps = [step for step in self._steps() if before is None or step < before]
-        return Proposal(max(steps), read_json(self._file(max(steps), "json"))["kl"]) if steps else self.first
+        return KeptPolicy(max(steps), read_json(self._file(max(steps), "json"))["kl"]) if steps else self.first
 
-    def lm(self, proposal: Proposal) -> HuggingFaceLM:
+    def lm(self, proposal: KeptPolicy) -> HuggingFaceLM:
         """The proposal to draw from; it holds until another one is asked for."""
         if not proposal.step:
             return self.base
@@ -219,7 +219,7 @@ class DistilTask:
         return Validation(q.kl - nearer, more)
 
     @torch.no_grad()
-    def _draw(self, proposal: Proposal, contexts: Sequences, num: int, rng: Rng) -> Scored:
+    def _draw(self, proposal: KeptPolicy, contexts: Sequences, num: int, rng: Rng) -> Scored:
         """Draws of a proposal, weighed for P."""
         draws = self.proposals.lm(proposal).sample(contexts, num, self.space, rng)
         log_base = self.model.base.log_prob(draws.x) if proposal.step else draws.log_base
@@ -236,7 +236,7 @@ def network(base: LanguageModel) -> HuggingFaceLM:
     return base
 
 
-def train_policy(task: DistilTask, folder: Path, progress: Progress) -> tuple[HuggingFaceLM, Proposal]:
+def train_policy(task: DistilTask, folder: Path, progress: Progress) -> tuple[HuggingFaceLM, KeptPolicy]:
     """Trains, or resumes training, in ``folder``; returns the policy that was closest to P, or else the base."""
 
     def line(record: StepRecord) -> str:
