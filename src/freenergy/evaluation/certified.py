@@ -63,6 +63,7 @@ class ResidualReport:
     documents: int
     sampler: str  # whose text has the certified perplexity
     verdict: str  # what to be wary of; empty where there is nothing
+    doubt: str  # why log Z and the estimates by it are not to be believed: the certificate does not need them
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers, with their intervals."""
@@ -87,7 +88,7 @@ class ResidualReport:
 
 _PLAIN = (
     "log_partition", "ess", "largest_share", "k_hat", "nce_accuracy", "pair_accuracy", "draws", "windows", "documents",
-    "sampler", "verdict",
+    "sampler", "verdict", "doubt",
 )  # fmt: skip
 
 
@@ -179,7 +180,8 @@ def residual_report(found: WindowNumbers, counts: Counts, chunks: ChunkRows | No
         windows=int(are_first.sum()),
         documents=counts.num_documents,
         sampler=sampler,
-        verdict=together(gain_note(nats, most * len(counts) / are_first.sum(), found.draws + 1), Z.verdict()),
+        verdict=gain_note(nats, most * len(counts) / are_first.sum(), found.draws + 1),
+        doubt=Z.verdict(),
     )
 
 

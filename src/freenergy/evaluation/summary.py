@@ -162,7 +162,8 @@ def _joint(
     report = residual_report(numbers, counts, chunks)
     ceiling = math.log(numbers.draws + 1) * len(counts) / report.windows  # nats per text
     if not has_log_prob(subject.lm):  # log Z itself is not reported
-        report = replace(report, verdict=gain_note(report.nats_per_sequence, ceiling, numbers.draws + 1))
+        note = gain_note(report.nats_per_sequence, ceiling, numbers.draws + 1)
+        report = replace(report, verdict=note, doubt="")
     if subject.split in ("train", "validation"):
         used = "was trained on" if subject.split == "train" else "was chosen by"
         words = f"measured on {subject.split} text, which the energy {used}"

@@ -14,7 +14,7 @@ from freenergy.recipes import load_run
 from freenergy.recipes.load import make_recipe, recipes
 from freenergy.report import cite, write_report
 from freenergy.report.page import PLAYGROUND, page, read_evaluation, to_toml
-from freenergy.report.tables import headline, summary, verdicts, versions
+from freenergy.report.tables import against_baselines, headline, summary, verdicts, versions
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -163,6 +163,15 @@ def test_the_summary_in_words(evaluation):
     assert "is not shown to differ from the base's (gain 0.5 %, 95 % interval −1.0 to 2.0 %)" in summary(evaluation)
     gain |= {"percent": None, "interval": [None, None]}
     assert summary(evaluation).endswith("could not be measured.")
+
+
+def test_a_doubtful_estimate_is_no_warning_on_the_certificate(evaluation, write_run, tmp_path):
+    evaluation["joint"] |= {"verdict": "", "doubt": "few draws carry the weight"}
+    run = write_run(tmp_path, evaluation)
+    text = page(run, read_evaluation(run), [])
+    assert verdicts(evaluation) == against_baselines(evaluation, are_beaten=False)
+    assert text.index("Of the two estimates: few draws carry the weight.") > text.index("<h2")
+    assert "no cause for doubt" not in text
 
 
 def test_a_bad_verdict_stands_at_the_top(evaluation, write_run, tmp_path):

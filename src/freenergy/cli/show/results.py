@@ -136,6 +136,8 @@ def show_evaluation(summary: dict[str, Any]) -> None:
     found += [text_tables.text_statistics(summary["text"])] if "text" in summary else []
     for table in found:
         show_table(table.caption, table.columns, table.rows)
+    if doubt := (summary.get("joint") or {}).get("doubt"):
+        OUT.print(f"[dim]the estimates next to the certificate, which does not need them: {escape(doubt)}[/dim]")
     for sentence in tables.verdicts(summary):
         OUT.print(f"[bold]mind:[/bold] {escape(sentence)}")
     for sentence in tables.against_baselines(summary, are_beaten=True):
