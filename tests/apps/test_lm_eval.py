@@ -172,7 +172,7 @@ class TestInTheHarness:
         )["results"]["letters"]
 
     def test_multiple_choice_has_the_accuracy_worked_out_by_hand(self, joint, task, monkeypatch):
-        monkeypatch.setattr(lm_eval, "load", lambda run: joint)
+        monkeypatch.setattr(lm_eval, "load_residual", lambda run: joint)
         base = ResidualModel(joint.base, no_energy, joint.tokenizer)
         monkeypatch.setattr(lm_eval, "_base_alone", lambda run: base)
         folder = task("multiple_choice", CHOICE)
@@ -180,17 +180,17 @@ class TestInTheHarness:
         assert self.evaluate(folder, base=True)["acc,none"] == RIGHT["base"]
 
     def test_perplexity_is_refused(self, joint, task, monkeypatch):
-        monkeypatch.setattr(lm_eval, "load", lambda run: joint)
+        monkeypatch.setattr(lm_eval, "load_residual", lambda run: joint)
         with pytest.raises(UserError, match="cannot measure perplexity"):
             self.evaluate(task("loglikelihood_rolling", "metric_list:\n  - metric: word_perplexity\n"))
 
     def test_one_continuation_alone_is_refused(self, joint, task, monkeypatch):
-        monkeypatch.setattr(lm_eval, "load", lambda run: joint)
+        monkeypatch.setattr(lm_eval, "load_residual", lambda run: joint)
         with pytest.raises(UserError, match="which needs log Z: use tasks of output_type multiple_choice"):
             self.evaluate(task("loglikelihood", "metric_list:\n  - metric: acc\n"))
 
     def test_generation_is_ours(self, joint, task, monkeypatch):
-        monkeypatch.setattr(lm_eval, "load", lambda run: joint)
+        monkeypatch.setattr(lm_eval, "load_residual", lambda run: joint)
         rng = Rng(5).child("text", 0)
         expected = TextModel(joint, n=16).write("a", ["d"], 3, rng)
         model = lm_eval.register()(run="here", n=16, seed=5)

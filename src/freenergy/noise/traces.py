@@ -23,6 +23,8 @@ from torch import Tensor
 from freenergy.core.files import RERUN, atomic_write, corruption_as_user_error, intact
 from freenergy.lm.activations import Trace
 
+_WHAT = "traced"  # one entry: several are written in any order, and files of equal content must have equal bytes
+
 
 class Traced(NamedTuple):
     """Which states a trace has: of these layers, at the places that predicted the tokens or after each token."""
@@ -41,7 +43,7 @@ def write_trace(shard: Path, trace: Trace, what: Traced) -> None:
     arrays = {name: value.float() if value.is_floating_point() else value for name, value in trace._asdict().items()}
     with atomic_write(trace_path(shard)) as aside:
         arrays = {name: value.cpu().contiguous() for name, value in arrays.items()}
-        save_file(arrays, aside, metadata={name: json.dumps(value) for name, value in what._asdict().items()})
+        save_file(arrays, aside, metadata={_WHAT: json.dumps(what)})
 
 
 def read_trace(shards: Sequence[Path], size: int, index: Int[Tensor, " batch"], what: Traced) -> Trace | None:
@@ -79,7 +81,7 @@ def _read_rows(path: Path, rows: Int[Tensor, " some"], what: Traced) -> Trace | 
         return None
     first, last = int(rows.min()), int(rows.max())
     with corruption_as_user_error(path, RERUN), safe_open(intact(path), framework="pt") as file:
-        layers, after = (json.loads(file.metadata()[name]) for name in Traced._fields)
+        layers, after = json.loads(file.metadata()[_WHAT])
         if not set(what.layers) <= set(layers) or what.after != after:
             return None
         found = {name: file.get_slice(name)[first : last + 1] for name in Trace._fields}

@@ -66,6 +66,7 @@ def diagnose(
 ) -> Diagnostics:
     """Compare chains [chains, draws] of every statistic; ``acceptance`` is each chain's share of accepted proposals.
 
+    >>> import torch
     >>> values = torch.arange(400.0).sin().view(4, 100)
     >>> diagnose({"sine": values}).r_hat["sine"] < 1.1
     True

@@ -7,7 +7,7 @@ import pytest
 
 from freenergy import UserError
 from freenergy.apps.study import Store, simulate
-from freenergy.apps.study.assigning import answer, next_page
+from freenergy.apps.study.assigning import RefusedError, answer, next_page
 from freenergy.apps.study.store import Rater
 
 
@@ -60,7 +60,9 @@ def test_answers_outlive_the_process_that_took_them(study, sides):
         assert answer(store, rater, page.token, sides(page, lambda item: "b"))
     with Store(study) as store:
         rater = store.rater_of(store.enter(token))
-        assert not answer(store, rater, page.token, sides(page, lambda item: "a"))  # counted before
+        assert not answer(store, rater, page.token, sides(page, lambda item: "b"))  # counted before
+        with pytest.raises(RefusedError, match="changed"):
+            answer(store, rater, page.token, sides(page, lambda item: "a"))
     assert len(rows(study, "SELECT * FROM votes")) == 4
 
 

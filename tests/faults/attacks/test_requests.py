@@ -130,6 +130,10 @@ def test_small_requests_take_turns_with_a_large_one(serve, make_joint, path, bod
     assert len(inside) >= 2, "small requests are answered while the large one is in progress"
 
 
+def _model_threads():
+    return sum(thread.name == "freenergy-model" for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/completions"])
 def test_work_ends_with_its_client(serve, make_joint, path):
     """The client leaves after 0.3 seconds of a request that would take 20; the next one does not wait for it."""
@@ -149,6 +153,7 @@ def test_work_ends_with_its_client(serve, make_joint, path):
             "settings": {"steps": 1000, "batch_size": 4},
         },
     }
+    others = _model_threads()
     with serve(make_joint(energy=counting), cells=32) as (address, engine):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{address}{path}", json=bodies[path], timeout=0.3)
@@ -159,7 +164,7 @@ def test_work_ends_with_its_client(serve, make_joint, path):
         time.sleep(0.3)
         assert len(calls) == number, "nobody works for a client that left"
         assert len(engine.turns) == 0
-        assert sum(t.name == "freenergy-model" for t in threading.enumerate()) == 1, "its thread has ended"
+        assert _model_threads() <= others + 1, "its thread has ended"
 
 
 def test_work_ends_when_its_time_is_up(serve, make_joint):

@@ -165,7 +165,7 @@ def test_bad_runs_and_prefixes(call, done, tmp_path):
     refused(call("sample", done, "--temperature", 0), "temperature is 0")
     weights = done / "base" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    refused(call("sample", done, "--prefix", "The"), "does not load as a causal language model")
+    refused(call("sample", done, "--prefix", "The"), "model.safetensors is not as it was written", "copy it again")
 
 
 def test_files_of_the_user_are_never_deleted(call, recipe, tmp_path):

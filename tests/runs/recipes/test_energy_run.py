@@ -209,7 +209,7 @@ def test_kill_9_in_negatives_training_and_evaluation_ends_with_the_same_bits(don
     metrics = cut / "energy" / "training-2" / "metrics.jsonl"
     moments = [
         ("negatives", (cut / "negatives" / "train" / "shard-00001.parquet").exists),
-        ("energy", lambda: len(list((cut / "features").glob("*/*.safetensors"))) >= 3),
+        ("energy", lambda: any((cut / "features").glob("*/*.safetensors"))),
         ("energy", (cut / "energy" / "part-1" / "energy.json").exists),
         ("energy", lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 6),
         ("candidates", (cut / "candidates" / "shard-00000.parquet").exists),

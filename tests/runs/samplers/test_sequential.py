@@ -6,7 +6,7 @@ KL(law ‖ target) ≤ log Z − E[log Ẑ],    TV(law, target) ≤ E|Ẑ/Z − 
 
 import itertools
 import math
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from freenergy import (
 )
 from freenergy.core.roles import Target
 from freenergy.core.truncation import ANCESTRAL
-from freenergy.lm.stepping import PlainStepper, Walk, begin
+from freenergy.lm.stepping import PlainStepper, Walk, ancestral, begin
 from freenergy.lm.tabular import _TableStepper
 from freenergy.models.residual import Residual
 from freenergy.partition import log_partition
@@ -495,7 +495,9 @@ def test_walking_in_parts_is_walking_at_once(name):
     for length in (2, 3, 5):
         walk.go_to(length)
         assert walk.x.tokens.shape == (2, 6, length)
-    wanted = lm.sample(contexts, 6, space, Rng(4), ANCESTRAL)
+    # an n-gram model draws whole texts by a faster way of the same law, with other numbers
+    by_steps = partial(ancestral, begin(lm, contexts, 6, 5))
+    wanted = (by_steps if name == "ngram" else lm.sample)(contexts, 6, space, Rng(4), ANCESTRAL)
     assert torch.equal(walk.x.tokens, wanted.x.tokens)
     assert torch.equal(walk.x.lengths, wanted.x.lengths)
     torch.testing.assert_close(walk.log_base, wanted.log_base, atol=1e-5, rtol=0)

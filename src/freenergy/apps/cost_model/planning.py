@@ -23,6 +23,7 @@ from freenergy.corpus.settings import BytePairTokenizer
 from freenergy.energies.settings import EnergySettings
 from freenergy.lm.load import locate_model
 from freenergy.lm.presets import Shape, preset, shape_in, shape_of
+from freenergy.noise.settings import BaseNegatives
 from freenergy.recipes.families.residual import ResidualRecipe
 from freenergy.training.contrastive_batches import cuts
 from freenergy.training.settings import Optimisation, PretrainedBase, TrainedBase, adaptation, tuning
@@ -71,6 +72,10 @@ class _Plan:
         self.shape = _base_shape(recipe, known)
         self.parts = () if recipe.energy is None else recipe.energy.split()
         self.held_out = recipe.negatives.validation_windows, recipe.negatives.validation_per_prefix
+        reads = any(part.reads_activations for part in self.parts) and recipe.training.lengths == 1
+        self.keeps_traces = reads and self.shape is not None  # of what the base draws, for features
+        sources = recipe.negatives.sources
+        self.trains_on_traces = self.keeps_traces and len(sources) == 1 and isinstance(sources[0], BaseNegatives)
 
     @property
     def vocab_size(self) -> int:
@@ -126,13 +131,24 @@ class _Plan:
     def negatives(self) -> Cost:
         """Cost the draws of training and validation prefixes."""
         settings = self.recipe.negatives
-        kept = [(self.windows, *self.held_out)]
-        kept += [] if settings.fresh else [(self.training_windows, self.prefixes, settings.per_prefix)]
+        kept = [(self.windows, *self.held_out, self.keeps_traces)]
+        if not settings.fresh:
+            kept.append((self.training_windows, self.prefixes, settings.per_prefix, self.trains_on_traces))
         total = Cost()
-        for windows, M, K in kept:
+        for windows, M, K, is_traced in kept:
             total += drawing(self.shape, windows, M, K)
             total += storing(windows, M, K, self.vocab_size, settings.shard)
+            total += self._trace(windows, M, K + 1) if is_traced else Cost()
         return total
+
+    def _trace(self, windows: WindowCounts, count: float | int, strings: float | int) -> Cost:
+        """Cost what is kept of data and draws for features, and the reading of the data; the draws' costs nothing."""
+        assert self.shape is not None, "only a network is traced"
+        p, L = windows.prefix, windows.continuation
+        features = max(part.num_features(self.shape) for part in self.parts if part.reads_activations)
+        flops = self.shape.reading(count * L, p + L / 2) + self.shape.predicting(count * L)
+        kept = count * strings * (features * _FLOAT + L * (3 * _FLOAT + 1))
+        return Cost(tokens=count * L, flops=flops, bytes=kept)
 
     def energy(self) -> Cost:
         """Cost every part: features are read once, networks are trained."""
@@ -145,8 +161,10 @@ class _Plan:
         total = Cost()
         for length in cuts(self.windows.continuation, self.recipe.training.lengths):
             windows = replace(self.windows, continuation=length)
-            for M, K in ((self.prefixes, self.recipe.negatives.per_prefix), self.held_out):
-                total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
+            train, held_out = (self.prefixes, self.recipe.negatives.per_prefix), self.held_out
+            for (M, K), is_kept in ((train, self.trains_on_traces), (held_out, self.keeps_traces)):
+                if not (is_kept and part.reads_activations):
+                    total += self._features(part, M, K + 1) + self._traced(part, M, K + 1, windows)
         return total
 
     def _features(self, part: EnergySettings, windows: float | int, strings: float | int) -> Cost:
@@ -206,15 +224,18 @@ class _Plan:
         settings = self.recipe.evaluation
         W, n = settings.certified_windows * self.per_window, settings.candidates - 1
         drawn = drawing(self.shape, self.windows, W, n)
+        drawn += self._trace(self.windows, W, n + 1) if self.keeps_traces else Cost()
         return drawn + storing(self.windows, W, n, self.vocab_size, _SHARD)
 
     def evaluation(self) -> Cost:
         """Cost the energies of all candidates, the perplexity of the base, and the gain by position."""
         settings = self.recipe.evaluation
         W, n = settings.certified_windows * self.per_window, settings.candidates
-        total = self.perplexity() + scoring(self.shape, self.windows, W) + Cost(bytes=_VERSIONS * W * n * 8)
+        total = self.perplexity() + Cost(bytes=_VERSIONS * W * n * 8)
+        total += Cost() if self.keeps_traces else scoring(self.shape, self.windows, W)
         for part in self.parts:
-            total += self._features(part, W, n) + self._scored(part, W, n)
+            if not (self.keeps_traces and part.reads_activations):
+                total += self._features(part, W, n) + self._scored(part, W, n)
         return total + self._positions() + self._sequential()
 
     def perplexity(self) -> Cost:

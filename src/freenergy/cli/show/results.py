@@ -117,6 +117,16 @@ def _show_field(summary: dict[str, Any]) -> None:
         OUT.print(f"  {escape(each)}")
 
 
+def _show_sentences(summary: dict[str, Any]) -> None:
+    """Say what a reader must know before believing the numbers, and which baselines are beaten."""
+    if doubt := (summary.get("joint") or {}).get("doubt"):
+        OUT.print(f"[dim]the estimates next to the certificate, which does not need them: {escape(doubt)}[/dim]")
+    for sentence in tables.verdicts(summary):
+        OUT.print(f"[bold]mind:[/bold] {escape(sentence)}")
+    for sentence in tables.against_baselines(summary, are_beaten=True):
+        OUT.print(escape(sentence))
+
+
 def show_evaluation(summary: dict[str, Any]) -> None:
     """Show what was measured of base, residual model and baselines, in the report's tables, and what they write."""
     if "rates" in summary:
@@ -136,12 +146,7 @@ def show_evaluation(summary: dict[str, Any]) -> None:
     found += [text_tables.text_statistics(summary["text"])] if "text" in summary else []
     for table in found:
         show_table(table.caption, table.columns, table.rows)
-    if doubt := (summary.get("joint") or {}).get("doubt"):
-        OUT.print(f"[dim]the estimates next to the certificate, which does not need them: {escape(doubt)}[/dim]")
-    for sentence in tables.verdicts(summary):
-        OUT.print(f"[bold]mind:[/bold] {escape(sentence)}")
-    for sentence in tables.against_baselines(summary, are_beaten=True):
-        OUT.print(escape(sentence))
+    _show_sentences(summary)
     for sample in summary["samples"]:
         OUT.print(f"[dim]…{escape(tail(sample['prefix']))}[/dim]")
         for name in ("base", "joint", "human"):
