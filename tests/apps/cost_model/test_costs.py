@@ -77,9 +77,7 @@ def test_every_stage_of_a_recipe_has_its_cost():
     assert [name for name, cost in found.items() if not cost.flops] == ["energy"]
     # and the true text is read
     more = cost_of(load_recipe("demo-tiny", ["evaluation.candidates=2551"]))
-    assert more["candidates"].flops / found["candidates"].flops == pytest.approx(
-        10, rel=0.02
-    )
+    assert more["candidates"].flops / found["candidates"].flops == pytest.approx(10, rel=0.02)
     counted = cost_of(load_recipe("penn-treebank-5gram"), Known(vocab_size=10_000))
     assert counted["base"] == Cost()
     tuned = [cost_of(load_recipe("demo", [f"base.tune={{optimisation={{steps={n}}}}}"]))["tuned"] for n in (200, 400)]
