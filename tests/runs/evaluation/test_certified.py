@@ -92,7 +92,7 @@ def test_one_draw_with_all_the_weight_is_no_number_and_no_crash():
     energy[:, 1] = -2000
     found = report(energy)
     assert found.perplexity["token"]["upper"].value is None
-    assert "one draw carries most of the weight" in found.verdict
+    assert "one draw carries most of the weight" in found.doubt
     json.dumps(found.to_json(), allow_nan=False)
 
 
