@@ -52,7 +52,7 @@ class Sentences(NamedTuple):
         return Sentences(self.tokens[bounds[0] : bounds[-1]], bounds - bounds[0])
 
     def blocks(self, places: int) -> Iterator["Sentences"]:
-        """Yield runs of sentences of about so many places each."""
+        """Yield runs of sentences with about the given number of places each."""
         first = 0
         while first < self.num:
             last = int(np.searchsorted(self.bounds, self.bounds[first] + places, side="right")) - 1

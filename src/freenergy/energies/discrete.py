@@ -80,7 +80,7 @@ class Discrete(EnergyModule):
 
 
 def sentence_numbers(x: Continuations, eos: int, longest: int, potential: Any) -> Float[Tensor, "B N"]:
-    """Return a potential of context and continuation as one sentence; −inf where that is no whole sentence."""
+    """Return a potential of context and continuation as one sentence; −inf where that is not a whole sentence."""
     rows = x.joined()
     found = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
     tokens, lengths = rows.tokens, rows.lengths

@@ -21,7 +21,7 @@ _LOWEST = -9000.0  # servers write -9999 or the lowest float where they mean min
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.25, 8.0
 _BUSY = (429, 503)
 _MOST_BYTES = 2**28  # of an answer
-_ANSWER_TIMEOUTS = 10  # an answer takes at most so many time-outs in all
+_ANSWER_TIMEOUTS = 10  # maximum time of an answer, as a multiple of the time-out
 _FRAMING = ("content-encoding", "content-length", "transfer-encoding")  # of what has been read and decoded
 
 # every knob of vLLM and of llama.cpp that bends the law, at rest

@@ -16,18 +16,19 @@ next token.
 Legend: R strings, n order, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.core.roles import Draws
 from freenergy.core.sequences import Continuations, Sequences, SequenceSpace
+from freenergy.core.truncation import ANCESTRAL, Truncation
 from freenergy.lm.ngram_counts import NONE, find
+from freenergy.lm.stepping import in_chunks
 
 if TYPE_CHECKING:
     from freenergy.lm.ngram import NgramTable
@@ -104,18 +105,16 @@ def draw_mixture(
     rng: Rng,
 ) -> Draws:
     """Draw ``num`` continuations of each context, given the nodes of its last 0 … n − 1 tokens."""
-    if num < 1 or len(contexts) < 1:
-        raise UserError(f"{num} continuations of {len(contexts)} contexts were asked for: ask for at least one of each")
-    together, chunks = max(1, ROWS // num), []
-    for b in range(0, len(contexts), together):
-        some = slice(b, b + together)
-        own, stream = [end[some] for end in ends], rng.shift(contexts=b)
-        parts = [
-            _drawn(mixture, own, contexts[some], min(ROWS, num - n), space, stream.shift(candidates=n))
-            for n in range(0, num, ROWS)
-        ]
-        chunks.append(Draws.cat(parts, dim=1))
-    return Draws.cat(chunks, dim=0)
+
+    def read(some: slice) -> Callable[[int], Sequence[Int64[np.ndarray, " B"]]]:
+        return lambda count: [end[some] for end in ends]
+
+    def draw(
+        own: Sequence[np.ndarray], some: Sequences, k: int, space: SequenceSpace, rng: Rng, _: Truncation
+    ) -> Draws:
+        return _drawn(mixture, own, some, k, space, rng)
+
+    return in_chunks(read, contexts, num, space, rng, ANCESTRAL, rows=ROWS, draw=draw)
 
 
 def _drawn(

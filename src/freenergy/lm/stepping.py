@@ -6,7 +6,7 @@ q is the truncation of P_LM. The sums, in float64, run over the tokens of x, EOS
 """
 
 from collections.abc import Callable
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -158,7 +158,7 @@ def ancestral(
 
 
 def in_chunks(
-    read: Callable[[slice], Callable[[int], Stepper]],
+    read: Callable[[slice], Callable[[int], Any]],
     contexts: Sequences,
     num: int,
     space: SequenceSpace,
@@ -171,8 +171,9 @@ def in_chunks(
 ) -> Draws:
     """Sample ancestrally with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
 
-    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates;
-    ``draw`` samples with it as ``ancestral`` does. The size of the chunks changes nothing but memory.
+    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates (or
+    whatever ``draw`` takes in its place); ``draw`` samples with it as ``ancestral`` does. The size of the chunks changes
+    nothing but memory.
     """
     if num < 1 or len(contexts) < 1:
         raise UserError(f"{num} continuations of {len(contexts)} contexts were asked for: ask for at least one of each")

@@ -20,7 +20,7 @@ from freenergy.structured import distribution, log_space, partition, score, sear
 from freenergy.structured.allowed import Allowed
 from freenergy.structured.distribution import Taggings
 from freenergy.structured.positions import positions
-from freenergy.structured.potentials import INF, potentials
+from freenergy.structured.potentials import potentials
 
 
 @final
@@ -179,12 +179,8 @@ class LinearChain:
         return distribution.kl(self, other)
 
     def _log_partition_of_paths(self) -> Float[Tensor, " B"]:
-        log_z = self.log_partition()
-        closed = log_z.detach() == -INF
-        if bool(closed.any()):
-            row = int(closed.int().argmax())
-            raise UserError(f"no tagging of sequence {row} is allowed: loosen its constraints or correct its labels")
-        return log_z
+        remedy = "loosen its constraints or correct its labels"
+        return distribution.log_partition_of_paths(self, "tagging", remedy)
 
     def _checked(self, y: Int[Tensor, "B num T"]) -> Int[Tensor, "B num T"]:
         """Return labels, packed, 0 at positions that do not count."""

@@ -6,6 +6,7 @@ A score may be −inf (a forbidden labelling); where p gives a labelling that q 
 +inf.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
@@ -73,3 +74,12 @@ def cross_entropy(p: StructuredDistribution, q: StructuredDistribution) -> Float
 def kl(p: StructuredDistribution, q: StructuredDistribution) -> Float[Tensor, " B"]:
     """Return KL(p ‖ q) = H(p, q) − H(p)."""
     return cross_entropy(p, q) - entropy(p)
+
+
+def log_partition_of_paths(p: StructuredDistribution, what: str, remedy: str) -> Float[Tensor, " B"]:
+    """Return log Z, or refuse a row in which no labelling is allowed."""
+    log_z = p.log_partition()
+    closed = log_z.detach() == -math.inf
+    if bool(closed.any()):
+        raise UserError(f"no {what} of sequence {int(closed.int().argmax())} is allowed: {remedy}")
+    return log_z

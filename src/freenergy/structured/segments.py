@@ -133,12 +133,7 @@ class SegmentChain:
         return distribution.kl(self, other)
 
     def _log_partition_of_paths(self) -> Float[Tensor, " B"]:
-        log_z = self.log_partition()
-        closed = log_z.detach() == -INF
-        if bool(closed.any()):
-            row = int(closed.int().argmax())
-            raise UserError(f"no segmentation of sequence {row} is allowed: loosen its constraints")
-        return log_z
+        return distribution.log_partition_of_paths(self, "segmentation", "loosen its constraints")
 
 
 def spans(y: Int[Tensor, " T"]) -> list[tuple[int, int, int]]:

@@ -139,7 +139,7 @@ class SparseFeatures:
 
     def potential(self, text: Sentences, weights: Float64[np.ndarray, " F"]) -> Float64[np.ndarray, " R"]:
         """Return U = λ · f of each sentence, block by block: nothing grows with the number of features found."""
-        padded = np.append(weights, 0.0)  # −1 is no feature
+        padded = np.append(weights, 0.0)  # −1 stands for a missing feature
         parts = [np.zeros(0)]
         for block in text.blocks(_BLOCK):
             ids = self._ids(block)

@@ -1,6 +1,6 @@
 """Makes a small finished run with the freenergy that is installed, to be read by all later ones.
 
-    git worktree add /tmp/old COMMIT;  PYTHONPATH=/tmp/old/src python make.py COMMIT
+    git worktree add ../old COMMIT;  PYTHONPATH=../old/src python make.py COMMIT
 
 Writes COMMIT.tar.xz next to this file: the text, the recipe, and the run with an evaluation of its own. The text is
 made of a few words by a fixed rule, so that the archive is small.
