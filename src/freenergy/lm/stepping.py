@@ -171,8 +171,8 @@ def in_chunks(
 ) -> Draws:
     """Sample ancestrally with at most ``rows`` continuations, of at most ``most_contexts`` contexts, at once.
 
-    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates (or
-    whatever ``draw`` takes in its place); ``draw`` samples with it as ``ancestral`` does. The size of the chunks changes
+    ``read(contexts)`` reads some contexts once and returns what makes a stepper for a number of their candidates, or
+    what ``draw`` takes in its place; ``draw`` samples with it as ``ancestral`` does. The size of the chunks changes
     nothing but memory.
     """
     if num < 1 or len(contexts) < 1:
