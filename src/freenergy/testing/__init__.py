@@ -11,6 +11,9 @@ from freenergy.testing.enumerating import EnumeratingRng as EnumeratingRng
 from freenergy.testing.enumerating import World as World
 from freenergy.testing.enumerating import branches as branches
 from freenergy.testing.enumerating import law as law
+from freenergy.testing.label_paths import collapsed as collapsed
+from freenergy.testing.label_paths import enumerate_ctc as enumerate_ctc
+from freenergy.testing.label_paths import enumerate_hmm as enumerate_hmm
 from freenergy.testing.models import check_energy as check_energy
 from freenergy.testing.models import check_language_model as check_language_model
 from freenergy.testing.models import check_sample_only as check_sample_only
