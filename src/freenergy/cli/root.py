@@ -24,6 +24,24 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Change a setting, as in --set base.preset=small; may be given again.")
 ]
+
+
+def _computing_on(context: Any, name: str | None) -> str | None:
+    """Compute the rest of the command on this device."""
+    if name is not None and not context.resilient_parsing:
+        from freenergy.core.device import computing_on
+
+        context.with_resource(computing_on(name))
+    return name
+
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="Where networks compute: auto (a GPU if there is one), cpu, cuda, cuda:1 or mps; else the recipe's.",
+        callback=_computing_on,
+    ),
+]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens at each step.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this total probability.")]
 

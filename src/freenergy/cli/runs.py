@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, Changes, RunFolder, announce_code, print_json, refuse
+from freenergy.cli.root import AsJson, Changes, Device, RunFolder, announce_code, print_json, refuse
 
 if TYPE_CHECKING:
     from freenergy.cli.show import Bars
@@ -32,6 +32,7 @@ def run(
     discard_replaced: Annotated[
         bool, typer.Option("--discard-replaced", help="In the end delete what other settings have left in the run.")
     ] = False,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Do every stage of a recipe; what is done already is not done again."""
@@ -109,6 +110,7 @@ def experiment(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of an experiment such as earm-wikitext.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the experiment; runs/NAME unless given.")] = None,
     changes: Changes = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a base, continue it in several ways, and compare them at equal compute. A killed experiment resumes."""
@@ -163,6 +165,7 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Measure on the run's test or validation text.")] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines on this text too.")] = False,
     workers: WorkersName = "local",
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure base, residual model and baselines, with bounds; without options, show what the run has measured."""

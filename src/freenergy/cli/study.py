@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from freenergy.cli.root import AsJson, TopK, TopP, print_json
+from freenergy.cli.root import AsJson, Device, TopK, TopP, print_json
 from freenergy.core.errors import UserError
 
 study_app = typer.Typer(no_args_is_help=True, help="Ask people which of two models writes better, blindly.")
@@ -38,6 +38,7 @@ def create(
     checks: Annotated[int | None, typer.Option(help="Attention checks; default: enough for every rater.")] = None,
     pages: Annotated[int | None, typer.Option(help="Maximum pages per rater.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the texts, their order and sides.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Generate the pairs: one continuation per model for the same held-out prefixes. A killed command resumes."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, RunFolder, print_json
+from freenergy.cli.root import AsJson, Device, RunFolder, print_json
 from freenergy.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def tag(
     score: Annotated[bool, typer.Option("--score", help="Report log p of the tags that the file has.")] = False,
     marginals: Annotated[bool, typer.Option("--marginals", help="Add the probability of each tag.")] = False,
     seed: Annotated[int, typer.Option(help="The same seed draws the same taggings.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Tag sentences with the run's tagger; draw taggings with --num, score given tags with --score."""

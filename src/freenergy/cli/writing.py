@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freenergy.cli.root import AsJson, RunFolder, TopK, TopP, print_json
+from freenergy.cli.root import AsJson, Device, RunFolder, TopK, TopP, print_json
 from freenergy.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def sample(
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="Write one JSON line per prefix there; killed, it resumes.")] = None,
     keep: Annotated[bool, typer.Option("--keep-candidates", help="Put every candidate into the JSON.")] = False,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Continue a text with the run's residual model, or with its base where there is no energy."""
@@ -151,6 +152,7 @@ def next_token(
     completions: Annotated[int, typer.Option(help="Completions that are rolled out for each of them.")] = 128,
     length: Annotated[int | None, typer.Option(help="Tokens of the continuation; as trained unless given.")] = None,
     seed: Seed = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """What comes next under the base and under the residual model, side by side, with standard errors."""
@@ -179,6 +181,7 @@ def score(
         list[str] | None, typer.Option("--weight", help="A weight, as in --weight acoustic=0.7; may be given again.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the restarts and the bootstrap.")] = 0,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank lists of candidates with the residual model: exact, since Z is the same for all of a list."""
@@ -223,6 +226,7 @@ def distil(
     draws: Annotated[int, typer.Option(help="Continuations drawn for each of them.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-4,
     validate_every: Annotated[int, typer.Option(help="Steps between two looks at held-out text.")] = 25,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Tune a copy of the base until plain sampling comes near to the residual model."""
@@ -256,6 +260,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds until a request times out.")] = 120.0,
     max_candidates: Annotated[int, typer.Option(help="Maximum candidates per request.")] = 4096,
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the run's name.")] = None,
+    device: Device = None,
 ) -> None:
     """Serve a run: an OpenAI-style API, and a playground to open in a browser."""
     try:

@@ -12,6 +12,7 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
+from freenergy.core.device import device
 from freenergy.core.errors import UserError
 from freenergy.core.files import corruption_as_user_error, file_hash, intact, read_json
 from freenergy.core.progress import Progress
@@ -63,7 +64,7 @@ def load_energy(folder: str | Path, *, base: LanguageModel, tokenizer: Tokenizer
     with corruption_as_user_error(folder, "train it again, or copy the whole folder from where it was made"):
         found: type[EnergyModule] = getattr(import_module(f"freenergy.energies.{module}"), name)
         intact(folder)
-        return found.from_pretrained(folder, base=base, tokenizer=tokenizer).eval()
+        return found.from_pretrained(folder, base=base, tokenizer=tokenizer).eval().to(device())
 
 
 @final

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from freenergy.core.device import device as chosen_device
 from freenergy.core.errors import UserError
 from freenergy.core.files import atomic_write, file_hash, fingerprint, intact, read_json
 from freenergy.corpus.tokenizer import Tokenizer
@@ -16,8 +17,8 @@ from freenergy.lm.config_limits import check_config
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
-def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel, int]:
-    """Return the model in float32 and its EOS token."""
+def load_checkpoint(path: Path, *, device: str | torch.device | None = None) -> tuple[PreTrainedModel, int]:
+    """Return the model in float32 and its EOS token; on the device that was chosen, unless another is given."""
     folder, gguf = _parts(intact(path))
     check_config(folder)
     options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
@@ -43,7 +44,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> tuple[PreTrainedModel
         )
     model = _dense(model) if gguf else model
     _check_numbers(model, path)
-    model.to(device)
+    model.to(chosen_device() if device is None else device)
     return model, _eos(model, path)
 
 
@@ -101,7 +102,7 @@ def save_checkpoint(model: PreTrainedModel, folder: Path, *, eos: int, tokenizer
 
 def convert_gguf(path: Path, folder: Path) -> None:
     """De-quantise a GGUF file once, into a checkpoint folder of float32 safetensors with its tokenizer."""
-    model, eos = load_checkpoint(path)
+    model, eos = load_checkpoint(path, device="cpu")
     parent, gguf = _parts(path)
     save_checkpoint(model, folder, eos=eos, tokenizer=Tokenizer.from_pretrained(parent / (gguf or "")))
 

@@ -71,8 +71,8 @@ class HuggingFaceLM:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, eos: int | None = None, device: str = "cpu", fused: bool | None = None,
-        vocab_size: int | None = None,
+        cls, path: str | Path, *, eos: int | None = None, device: str | torch.device | None = None,
+        fused: bool | None = None, vocab_size: int | None = None,
     ) -> "HuggingFaceLM":  # fmt: skip
         """Load a checkpoint folder or a GGUF file, without code; rows from ``vocab_size`` on are left out."""
         model, stored_eos = load_checkpoint(Path(path), device=device)

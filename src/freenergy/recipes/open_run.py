@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from freenergy.core.device import computing_on
 from freenergy.core.errors import UserError
 from freenergy.core.files import file_hash, read_json
 from freenergy.core.roles import LanguageModel
@@ -32,11 +35,13 @@ class Base(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load(folder: str | Path) -> Any:
-    """The model of a run: a ``Tagger`` of the family tagging, else a ``ResidualModel``, also of a saved folder."""
-    if is_tagger(folder):
-        return load_tagger(folder).tagger
-    return load_residual(folder)
+def load(folder: str | Path, *, device: str | torch.device | None = None) -> Any:
+    """The model of a run: a ``Tagger`` of the family tagging, else a ``ResidualModel``, also of a saved folder.
+
+    It computes on ``device``; unless given, on the first GPU, or on the CPU where there is none.
+    """
+    with computing_on(device):
+        return load_tagger(folder).tagger if is_tagger(folder) else load_residual(folder)
 
 
 class LoadedTagger(NamedTuple):

@@ -23,6 +23,7 @@ from freenergy.core.checksums import RECIPE as RECIPE
 from freenergy.core.checksums import STAGE as DONE
 from freenergy.core.checksums import digest_matches, with_digest, write_with_checksums
 from freenergy.core.compatibility import check_format, with_format
+from freenergy.core.device import device, preferring
 from freenergy.core.errors import UserError
 from freenergy.core.files import disk_full_as_user_error, exclusive_lock, read_json, remove_partial_files, write_json
 from freenergy.core.progress import Progress, Silent
@@ -45,6 +46,10 @@ class Recipe(Protocol):
     @property
     def seed(self) -> int:
         """Decides every random choice."""
+
+    @property
+    def device(self) -> str:
+        """Where networks compute, unless another device was chosen for this command."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as JSON-like values, which ``recipes.make_recipe`` reads again."""
@@ -140,9 +145,10 @@ def run(
     """
     chosen = _up_to(stage, recipe)
     this = Run(Path(out) if out is not None else Path("runs") / recipe.name, recipe, workers)
-    ranks = Ranks.found()
+    with preferring(recipe.device):  # one that is not here is refused before anything is written
+        ranks = Ranks.found()
     with ranks.together(), working_in(this.folder, ranks):
-        with ranks.first_rank_first():
+        with ranks.first_rank_first(), preferring(recipe.device):
             # all plans first: a checkpoint that is missing is found out before the corpus is prepared, not after
             plans = [each.plan(this, progress) for each in chosen]
             if ranks.is_first:
@@ -154,7 +160,9 @@ def run(
             if ranks.is_first:
                 step.take_from([folder / each.name for folder in reuse])
                 step.say_what_is_replaced(progress)
-            yield step.done(this.workers, progress, ranks)
+            with preferring(recipe.device):  # not across a yield: between stages the caller decides
+                result = step.done(this.workers, progress, ranks)
+            yield result
             keys[each.name] = step.key
 
 
@@ -166,7 +174,7 @@ def finish(stage: Stage[R_contra], this: Run[R_contra], folder: Path, progress: 
     after = {name: str(this.finished(name)["key"]) for name in stage.after}
     step = Step(stage.name, stage.plan(this, progress), folder, after, keep_others=True, version=stage.version)
     check_free(folder, step.key, keep_others=True)
-    with working_in(folder):
+    with working_in(folder), preferring(this.recipe.device):
         return step.done(this.workers, progress)
 
 
@@ -273,8 +281,8 @@ class Step:
         summary = json.loads(json.dumps(summary))
         record = {"key": self.key, "after": dict(self.after), "summary": summary, "versions": versions()}
         if ranks.is_first:
-            times = {"seconds": seconds, "cpu_seconds": cpu_seconds}
-            write_with_checksums(self.folder / DONE, with_format(record | times), progress)
+            cost = {"seconds": seconds, "cpu_seconds": cpu_seconds, "device": str(device())}
+            write_with_checksums(self.folder / DONE, with_format(record | cost), progress)
         ranks.barrier()
         return StageResult(self.name, summary, seconds, was_cached=False) if ranks.is_first else None
 

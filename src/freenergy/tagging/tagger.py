@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from freenergy.core.device import device
 from freenergy.core.errors import UserError
 from freenergy.core.files import read_json, write_json
 from freenergy.core.progress import SILENT, Progress
@@ -82,7 +83,7 @@ class NeuralModel:
         vocabulary = Vocabulary.from_json(read_json(folder / _VOCABULARY))
         network = TaggerNetwork(settings, vocabulary, len(tags), allowed, open_encoder(settings))
         restore_weights(folder / _WEIGHTS, network)
-        return cls(network, vocabulary)
+        return cls(network.to(device()), vocabulary)
 
 
 def open_encoder(settings: NeuralTagger, progress: Progress = SILENT) -> Any:

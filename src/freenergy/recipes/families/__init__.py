@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
+from freenergy.core.device import AUTO, check_device_name
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.runs.run import Stage
@@ -36,8 +37,9 @@ def family_class(name: Any) -> type[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonRecipe(ABC):
-    """Name, description and seed. The seed decides every random choice of a run.
+    """Name, description, seed and device. The seed decides every random choice of a run.
 
+    Where the run computes is no part of the stages' keys: a run begun on one device goes on on another.
     ``fallback`` names the recipe that `freenergy run` takes instead where a text or a model cannot be fetched.
     """
 
@@ -45,9 +47,11 @@ class CommonRecipe(ABC):
     about: str = ""
     fallback: str = ""
     seed: int = 0
+    device: str = AUTO
 
     def __post_init__(self) -> None:
         Rng(self.seed)  # refuses a bad one
+        check_device_name(self.device)
         if not self.name or len(self.name) > _LONGEST_NAME or set(self.name) & set("/\\\0") or self.name in (".", ".."):
             raise UserError(f"name is {self.name[:40]!r}: take up to {_LONGEST_NAME} characters without slashes")
 

@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, distributed
 
+from freenergy.core.device import asked_device
+from freenergy.core.device import device as chosen_device
 from freenergy.core.errors import UserError
 from freenergy.core.progress import stop_requested
 
@@ -59,7 +61,7 @@ class Ranks:
     @property
     def device(self) -> torch.device:
         """Where this rank computes and talks to the others."""
-        return torch.device("cpu") if self.count == 1 else torch.device(_state().device)
+        return chosen_device() if self.count == 1 else torch.device(_state().device)
 
     def share(self, micros: int, section: str = "optimisation") -> range:
         """The micro-batches of a step that are this rank's; ``section`` of the recipe says how many there are.
@@ -154,4 +156,4 @@ def _state() -> "PartialState":
     # else transformers leaves the weights of every rank but the first unfilled when it loads a checkpoint under FSDP,
     # for a library to fill that shards them; here all ranks load, and read with, all models
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=_LONGEST_WAIT)
+    return PartialState(cpu=asked_device() == "cpu" or not torch.cuda.is_available(), timeout=_LONGEST_WAIT)

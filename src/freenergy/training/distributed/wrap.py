@@ -69,6 +69,7 @@ def distributed(task: Task, ranks: Ranks) -> Iterator[DistributedTask]:
     """
     whole = TaskModule(task)
     if ranks.count == 1:
+        task.module.to(ranks.device)
         yield DistributedTask(whole, whole, ranks)
         return
     before = next(task.module.parameters()).device
