@@ -25,6 +25,13 @@ from freenergy.core.sequences import Continuations
 
 Heads = Literal["hidden", "inner-product", "target-logit", "masked-logit", "token-logit"]
 Encoders = Literal["cnn", "blstm", "cnn-blstm"]
+_USED: dict[Heads, tuple[str, ...]] = {  # parts of each head; the others do not learn
+    "hidden": ("encoder", "readout"),
+    "inner-product": ("encoder.embedding", "forward_lstm", "backward_lstm"),
+    "target-logit": ("encoder.embedding", "forward_lstm", "logits", "start"),
+    "masked-logit": ("encoder", "logits", "mask_embedding"),
+    "token-logit": ("encoder", "logits"),
+}
 
 
 @final
@@ -91,6 +98,10 @@ class NeuralHead(nn.Module):
         self.mask_embedding = nn.Parameter(torch.zeros(H))
         self.start = nn.Parameter(torch.zeros(H))
         self.scale = nn.Parameter(torch.zeros(()))
+        for name, weight in self.named_parameters():
+            weight.requires_grad_(name.startswith((*_USED[settings.head], "scale")))
+        if not self.encoder.has_lstm:
+            self.encoder.lstm.requires_grad_(False)
 
     def forward(self, x: Continuations) -> Float[Tensor, "B N"]:
         """Return −s · U of the continuations; the context must be empty."""

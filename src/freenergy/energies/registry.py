@@ -35,7 +35,10 @@ ENERGIES = {  # module, settings, and the energy that they build
     "product": ("product", "ProductEnergy", "Product"),
 }
 
-LOADED = {"discrete": ("discrete", "Discrete")}  # fitted by another family, and loaded here
+LOADED = {
+    "discrete": ("discrete", "Discrete"),
+    "mixed": ("mixed", "Mixed"),
+}  # fitted by another family, and loaded here
 
 if TYPE_CHECKING:
     AnyEnergy = EnergySettings

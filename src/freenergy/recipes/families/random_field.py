@@ -15,6 +15,7 @@ from freenergy.core.checks import check_range
 from freenergy.core.errors import UserError
 from freenergy.core.rng import Rng
 from freenergy.corpus.settings import BytePairTokenizer, CorpusSettings, WordTokenizer
+from freenergy.energies.heads import HeadSettings
 from freenergy.energies.sparse.features import SparseSettings
 from freenergy.evaluation.perplexity import Measurement
 from freenergy.lm.settings import NgramBase
@@ -24,6 +25,7 @@ from freenergy.runs.run import Run, Stage
 from freenergy.runs.sweep.rows import RowRecipe
 from freenergy.training.settings import TrainedBase
 from freenergy.training.sparse_fit import SparseFitSettings
+from freenergy.training.tasks.sentence_field import NetworkTraining
 
 
 @final
@@ -33,6 +35,7 @@ class FieldTraining:
 
     noise_ratio: int = 4  # ν: draws of the base for each training sentence
     fit: SparseFitSettings = field(default_factory=SparseFitSettings)
+    network: NetworkTraining = field(default_factory=NetworkTraining)  # where the recipe has a head
     validation_draws: int = 50_000  # fresh ones, by which the penalty is chosen
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class RandomFieldRecipe(CommonRecipe, RowRecipe):
     )
     base: Annotated[NgramBase | TrainedBase, Field(discriminator="kind")] = field(default_factory=NgramBase)
     features: SparseSettings = field(default_factory=SparseSettings)
+    head: HeadSettings | None = None  # a network, alone or with the features (training.network.parts)
     form: Literal["residual", "pairs"] = "residual"  # pairs: absolute and exact, of word pairs and class pairs
     longest: int | None = None  # words of a sentence; None: as many as the longest training sentence has
     training: FieldTraining = field(default_factory=FieldTraining)
@@ -123,6 +127,10 @@ class RandomFieldRecipe(CommonRecipe, RowRecipe):
             raise UserError(
                 "an absolute field that starts at zero does not learn (1 of 30,000 draws counts after 120 iterations): "
                 'with form = "pairs" set base.kind = "ngram" and base.order = 2, where it starts, or form = "residual"'
+            )
+        if self.form == "pairs" and self.head is not None:
+            raise UserError(
+                'a field of pairs is exact, and a network is not: leave [head] out, or set form = "residual"'
             )
         names = [rival_name(each) for each in self.rivals]
         if len(set(names)) < len(names):

@@ -19,6 +19,8 @@ from freenergy.core.roles import LanguageModel
 from freenergy.core.sentences import Sentences
 from freenergy.corpus import Corpus
 from freenergy.energies.discrete import Discrete
+from freenergy.energies.mixed import Mixed
+from freenergy.energies.registry import load_energy
 from freenergy.energies.sparse.classes import word_classes
 from freenergy.energies.sparse.features import SparseFeatures
 from freenergy.evaluation.fields import perplexity_of
@@ -34,7 +36,7 @@ from freenergy.runs.run import Plan, Stage
 from freenergy.training.pair_fit import fit_pairs
 from freenergy.training.sparse_fit import Judge, SparseProblem, choose_penalty
 
-MODEL, POOLS, PAIRS, _PENALTIES = "model", "pools.json", "pairs.safetensors", "penalties"
+MODEL, POOLS, PAIRS, PENALTIES = "model", "pools.json", "pairs.safetensors", "penalties"
 
 
 def sentences(corpus: Corpus, split: str, longest: int | None = None) -> Sentences:
@@ -64,6 +66,10 @@ def _plan(run: RandomFieldRun, progress: Progress) -> Plan:
         "training": recipe.training,
         "longest": recipe.longest,
     }
+    if recipe.head is not None:
+        from freenergy.recipes.stages.field_network import fit_network
+
+        return Plan(inputs | {"head": recipe.head}, partial(fit_network, run))
     return Plan(inputs, partial(_fit_pairs if recipe.form == "pairs" else _work, run))
 
 
@@ -81,14 +87,14 @@ def _fit_pairs(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[st
     start, fit = PairField.from_ngram(lm, longest=longest, classes=classes), recipe.training.fit
     tried = []
     for l2 in sorted(fit.l2, reverse=True):
-        path = folder / _PENALTIES / f"penalty-{l2:g}.safetensors"
+        path = folder / PENALTIES / f"penalty-{l2:g}.safetensors"
         if not path.is_file():
             fit_pairs(start, train, l2=l2, iterations=fit.iterations, progress=progress).field.save(path)
         field = PairField.load(path)
         log_p = law.log_prob(valid.lengths) + field.potential(valid) - field.log_z()[valid.lengths - 1]
         tried.append({"l2": l2, "validation": perplexity_of(log_p, valid)[0]})
     best = min(tried, key=lambda each: each["validation"])
-    PairField.load(folder / _PENALTIES / f"penalty-{best['l2']:g}.safetensors").save(folder / PAIRS)
+    PairField.load(folder / PENALTIES / f"penalty-{best['l2']:g}.safetensors").save(folder / PAIRS)
     features = len(start.weights.flat())
     return {"form": "pairs", "features": features, "l2": best["l2"], "longest": longest, "tried": tried}
 
@@ -107,7 +113,7 @@ def _work(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, An
     data, drawn = features.matrix(train), features.matrix(noise.text)
     problem = SparseProblem(data, drawn, settings.fit.loss, noise_ratio=noise.draws / train.num, draws=noise.draws)
     judge = judge_on(features, valid, fresh, longest)
-    chosen = choose_penalty(problem, settings.fit, judge, progress, folder / _PENALTIES)
+    chosen = choose_penalty(problem, settings.fit, judge, progress, folder / PENALTIES)
     Discrete(features, chosen.weights, chosen.bias, longest=longest).save_pretrained(folder / MODEL)
     write_json(folder / POOLS, {"trained_on": [noise.fingerprint, fresh.fingerprint]})
     return {
@@ -143,7 +149,8 @@ def load_field(run: RandomFieldRun, corpus: Corpus) -> tuple[RandomField, Length
         normaliser = pairs.normaliser()
         whole = RandomField(pairs.potential, None, lm.eos, lm.vocab_size, pairs.longest, normaliser, law)
         return whole, law
-    energy = Discrete.from_pretrained(run.stage("field") / MODEL, tokenizer=corpus.tokenizer)
+    energy = load_energy(run.stage("field") / MODEL, base=lm, tokenizer=corpus.tokenizer)
+    assert isinstance(energy, Discrete | Mixed), "what this family writes"
     pools = frozenset(read_json(run.stage("field") / POOLS)["trained_on"])
     field = RandomField(energy.potential, lm, lm.eos, lm.vocab_size, energy.longest, trained_on=pools)
     return field, LengthLaw.fit(train.lengths, longest=energy.longest)
