@@ -5,7 +5,7 @@
 f are patterns of words and classes (``Discrete``), h is one of the heads of ``heads``. ``Mixed`` plays both roles, as
 ``Discrete`` does: an ``Energy`` for samplers and servers, and the potential of a ``RandomField``.
 
-    energy.json   energy.safetensors   discrete/        settings; the head; the weights of the patterns, where there are any
+    energy.json   energy.safetensors   discrete/        settings; the head; the weights of patterns, if any
 """
 
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The work of stage ``field`` where the recipe has a head: a network of sentences, alone, after the features, or with them.
+"""The work of stage ``field`` where the recipe has a head: a network alone, after the features, or together with them.
 
 RUN/field/model/         the energy −U, as ``Mixed`` writes it
 RUN/field/network/       checkpoint, records and best weights of the training
@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from freenergy.core.files import write_json
 from freenergy.core.progress import Progress
 from freenergy.core.rng import Rng
+from freenergy.core.roles import LanguageModel
+from freenergy.core.sentences import Sentences
 from freenergy.corpus import Corpus
 from freenergy.energies.discrete import Discrete
 from freenergy.energies.heads import NeuralHead
@@ -23,15 +24,8 @@ from freenergy.energies.mixed import Mixed
 from freenergy.energies.sparse.features import SparseFeatures
 from freenergy.lm.load import load_lm
 from freenergy.noise.pool import Pool, draw_pool
-from freenergy.recipes.families.random_field import RandomFieldRun
-from freenergy.recipes.stages.field_fit import (
-    MODEL,
-    PENALTIES,
-    POOLS,
-    judge_on,
-    longest_of,
-    sentences,
-)
+from freenergy.recipes.families.random_field import FieldTraining, RandomFieldRun
+from freenergy.recipes.stages.field_fit import MODEL, PENALTIES, POOLS, judge_on, longest_of, sentences
 from freenergy.training.loop import fit_watched, read_records
 from freenergy.training.sparse_fit import Chosen, SparseProblem, choose_penalty
 from freenergy.training.tasks.sentence_field import SentenceFieldTask, Side, side_of
@@ -42,66 +36,78 @@ _NETWORK = "network"
 class _Texts(NamedTuple):
     """What a field learns from, and what it is chosen by."""
 
-    sides: tuple[Side, Side, Side, Side]  # training sentences, noise, validation sentences, fresh draws
-    draws: tuple[int, int]  # of noise and fresh draws
+    train: Sentences
+    noise: Pool
+    valid: Sentences
+    fresh: Pool
     longest: int
+
+    def all(self) -> tuple[Sentences, Sentences, Sentences, Sentences]:
+        """The four texts."""
+        return self.train, self.noise.text, self.valid, self.fresh.text
 
 
 def fit_network(run: RandomFieldRun, folder: Path, progress: Progress) -> dict[str, Any]:
     """Train the head that the recipe asks for, and write the field."""
     recipe, corpus = run.recipe, Corpus.open(run.stage("corpus"))
-    assert recipe.head is not None, "asked by the plan"
-    lm, settings = load_lm(run.stage("base"), corpus.tokenizer), recipe.training
-    train = sentences(corpus, "train", recipe.longest)
-    longest, rng = longest_of(run, train), Rng(recipe.seed).child("field")
-    noise = draw_pool(lm, longest, settings.noise_ratio * train.num, rng.child("noise"), progress, "noise")
-    fresh = draw_pool(lm, longest, settings.validation_draws, rng.child("fresh"), progress, "fresh draws")
-    texts = (train, noise.text, sentences(corpus, "validation", longest), fresh.text)
-    parts, features, chosen = settings.network.parts, None, None
+    lm, parts = load_lm(run.stage("base"), corpus.tokenizer), recipe.training.network.parts
+    texts = _texts(run, corpus, lm, progress)
+    features, chosen, started = None, None, time.process_time()
     if parts != "head":
-        features = SparseFeatures.fit(train, recipe.features, vocab_size=lm.vocab_size, eos=lm.eos, progress=progress)
-    started = time.process_time()
-    if features is not None and parts == "stages":
-        chosen = _features_first(run, features, (train, noise, texts[2], fresh), longest, folder, progress)
-        fixed = [features.potential(text, chosen.weights) + chosen.bias for text in texts]
-        sides = tuple(side_of(text, fixed=each) for text, each in zip(texts, fixed, strict=True))
-    else:
-        sides = tuple(side_of(text, features.matrix(text) if features is not None else None) for text in texts)
+        sizes = {"vocab_size": lm.vocab_size, "eos": lm.eos}
+        features = SparseFeatures.fit(texts.train, recipe.features, **sizes, progress=progress)
+        if parts == "stages":
+            chosen = _features_first(recipe.training, features, texts, folder, progress)
     first_seconds = time.process_time() - started
-    task = _trained(run, _Texts(sides, (noise.draws, fresh.draws), longest), lm.vocab_size, folder, progress)  # type: ignore[arg-type]
-    discrete, bias = None, task.bias
+    task = _trained(run, _sides(texts, features, chosen), texts, lm.vocab_size, folder, progress)
+    discrete = None
     if features is not None:
-        weights = chosen.weights if chosen is not None else task.weights
-        discrete = Discrete(features, weights, chosen.bias if chosen is not None else 0.0, longest=longest)
-    Mixed(task.module.head, discrete, bias, eos=lm.eos, longest=longest).save_pretrained(folder / MODEL)  # type: ignore[arg-type]
-    write_json(folder / POOLS, {"trained_on": [noise.fingerprint, fresh.fingerprint]})
+        weights, bias = (chosen.weights, chosen.bias) if chosen is not None else (task.weights, 0.0)
+        discrete = Discrete(features, weights, bias, longest=texts.longest)
+    Mixed(task.head, discrete, task.bias, eos=lm.eos, longest=texts.longest).save_pretrained(folder / MODEL)
+    write_json(folder / POOLS, {"trained_on": [texts.noise.fingerprint, texts.fresh.fingerprint]})
     return {
         "parts": parts,
         "features": features.num if features is not None else 0,
-        "head_weights": sum(w.numel() for w in task.module.head.parameters() if w.requires_grad),  # type: ignore[union-attr]
-        "longest": longest,
-        "cut_draws": noise.draws - noise.text.num,
+        "head_weights": sum(weight.numel() for weight in task.head.parameters() if weight.requires_grad),
+        "longest": texts.longest,
+        "cut_draws": texts.noise.draws - texts.noise.text.num,
         "tried": [each._asdict() for each in chosen.tried] if chosen is not None else [],
         "curve": _curve(folder / _NETWORK, first_seconds),
     }
 
 
+def _texts(run: RandomFieldRun, corpus: Corpus, lm: LanguageModel, progress: Progress) -> _Texts:
+    """Return the sentences and the draws: the same ones as without a head."""
+    recipe, settings = run.recipe, run.recipe.training
+    train = sentences(corpus, "train", recipe.longest)
+    longest, rng = longest_of(run, train), Rng(recipe.seed).child("field")
+    noise = draw_pool(lm, longest, settings.noise_ratio * train.num, rng.child("noise"), progress, "noise")
+    fresh = draw_pool(lm, longest, settings.validation_draws, rng.child("fresh"), progress, "fresh draws")
+    return _Texts(train, noise, sentences(corpus, "validation", longest), fresh, longest)
+
+
 def _features_first(
-    run: RandomFieldRun, features: SparseFeatures, texts: tuple[Any, Pool, Any, Pool], longest: int, folder: Path,
-    progress: Progress,
-) -> Chosen:  # fmt: skip
+    settings: FieldTraining, features: SparseFeatures, texts: _Texts, folder: Path, progress: Progress
+) -> Chosen:
     """Fit λ to its optimum and choose its penalty, as without a head."""
-    train, noise, valid, fresh = texts
-    settings = run.recipe.training
-    data, drawn = features.matrix(train), features.matrix(noise.text)
-    problem = SparseProblem(data, drawn, settings.fit.loss, noise_ratio=noise.draws / train.num, draws=noise.draws)
-    return choose_penalty(
-        problem, settings.fit, judge_on(features, valid, fresh, longest), progress, folder / PENALTIES
-    )
+    data, drawn, draws = features.matrix(texts.train), features.matrix(texts.noise.text), texts.noise.draws
+    problem = SparseProblem(data, drawn, settings.fit.loss, noise_ratio=draws / texts.train.num, draws=draws)
+    judge = judge_on(features, texts.valid, texts.fresh, texts.longest)
+    return choose_penalty(problem, settings.fit, judge, progress, folder / PENALTIES)
+
+
+def _sides(texts: _Texts, features: SparseFeatures | None, chosen: Chosen | None) -> list[Side]:
+    """Return the texts with features whose weights will learn, or with a potential that stays."""
+    if features is None:
+        return [side_of(text) for text in texts.all()]
+    if chosen is None:
+        return [side_of(text, features.matrix(text)) for text in texts.all()]
+    return [side_of(text, fixed=features.potential(text, chosen.weights) + chosen.bias) for text in texts.all()]
 
 
 def _trained(
-    run: RandomFieldRun, texts: _Texts, vocab_size: int, folder: Path, progress: Progress
+    run: RandomFieldRun, sides: list[Side], texts: _Texts, vocab_size: int, folder: Path, progress: Progress
 ) -> SentenceFieldTask:
     """Train the head in the one loop; it resumes from its checkpoint."""
     settings, rng = run.recipe.training.network, Rng(run.recipe.seed).child("network")
@@ -109,9 +115,11 @@ def _trained(
     with torch.random.fork_rng():
         torch.manual_seed(rng.child("weights").integer())
         head = NeuralHead(run.recipe.head, vocab_size)
+    data, noise, held_out, fresh = sides
     task = SentenceFieldTask(
-        head, *texts.sides, draws=texts.draws, longest=texts.longest, settings=settings, rng=rng.child("order")
-    )
+        head, data, noise, held_out, fresh, settings=settings, rng=rng.child("order"),
+        draws=(texts.noise.draws, texts.fresh.draws), longest=texts.longest,
+    )  # fmt: skip
     (folder / _NETWORK).mkdir(exist_ok=True)
     fit_watched(task, settings.optimisation, folder / _NETWORK, rng.child("steps"), progress, "network")
     head.eval()
@@ -124,6 +132,5 @@ def _curve(folder: Path, first_seconds: float) -> list[dict[str, float]]:
     for record in read_records(folder):
         spent += record["cpu_seconds"]
         if record["validation"] is not None:
-            metrics = {name: float(np.float64(value)) for name, value in record["validation_metrics"].items()}
-            found.append({"step": record["step"], "cpu_seconds": round(spent, 2), **metrics})
+            found.append({"step": record["step"], "cpu_seconds": round(spent, 2), **record["validation_metrics"]})
     return found
