@@ -7,8 +7,8 @@
     joint     λ and h learn in one step, from zero
 
 B are draws of the base, made once, so that every part sees the same noise and a step costs no draws. The loss is
-the one of ``sparse_fit``, batch by batch. What is validated is the certified gain on held-out sentences, with draws that
-train nothing.
+the one of ``sparse_fit``, batch by batch. What is validated is the certified gain on held-out sentences, with draws
+that train nothing.
 """
 
 from dataclasses import dataclass, field
@@ -103,6 +103,11 @@ class SentenceFieldTask:
         return self._module
 
     @property
+    def head(self) -> NeuralHead:
+        """The network."""
+        return self._module.head
+
+    @property
     def weights(self) -> Float64[np.ndarray, " F"]:
         """λ as it is now."""
         return self._module.weights.detach().double().numpy()
@@ -150,8 +155,10 @@ class SentenceFieldTask:
 
     def _whole(self, side: Side) -> Float64[np.ndarray, " R"]:
         """Return U of all sentences of a side."""
-        found = head_potential(self._module.head, side.text) + self.bias + side.fixed
-        return found if side.features is None else found + side.features @ self.weights
+        found: Float64[np.ndarray, " R"] = head_potential(self._module.head, side.text) + self.bias + side.fixed
+        if side.features is not None:
+            found += side.features @ self.weights
+        return found
 
 
 def side_of(text: Sentences, features: csr_matrix | None = None, fixed: np.ndarray | None = None) -> Side:
