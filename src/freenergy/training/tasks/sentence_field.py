@@ -115,7 +115,7 @@ class SentenceFieldTask:
     @property
     def bias(self) -> float:
         """b as it is now."""
-        return float(self._module.bias)
+        return float(self._module.bias.detach())
 
     def parameter_groups(self, settings: Optimisation) -> list[dict[str, Any]]:
         """Returns the network and the weights of patterns, each at its own rate."""
