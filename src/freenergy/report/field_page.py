@@ -46,7 +46,7 @@ def _html(run: Run[Any], evaluation: dict[str, Any], drawing: Drawing | None) ->
             about=run.recipe.about,
             summary=field_tables.sentence(evaluation),
             verdict=evaluation.get("field", {}).get("verdict", ""),
-            tables=[*field_tables.all_tables(evaluation), field_tables.penalties(records["field"]["summary"])],
+            tables=[*field_tables.all_tables(evaluation), *field_tables.of_fit(records["field"]["summary"])],
             drawing=drawing,
             svg=Markup(drawing.inline()) if drawing else "",
             sentences=evaluation["sentences"],

@@ -98,6 +98,22 @@ def penalties(summary: dict[str, Any]) -> ReportTable:
     return ReportTable(caption="Penalties", columns=columns, rows=rows)
 
 
+def of_fit(summary: dict[str, Any]) -> list[ReportTable]:
+    """Return the tables of stage ``field``: penalties of the features, validations of the network."""
+    found = [penalties(summary)] if summary["tried"] else []
+    return [*found, network(summary)] if "curve" in summary else found
+
+
+def network(summary: dict[str, Any]) -> ReportTable:
+    """Return what each validation of a network found."""
+    rows = [
+        [str(each["step"]), f"{each['cpu_seconds']:,.0f}", number(each["gain"]), f"{each['ess']:,.0f}"]
+        for each in summary["curve"]
+    ]
+    columns = ("step", "CPU seconds of fitting", "certified nats on validation", "effective fresh draws")
+    return ReportTable(caption="Training of the network", columns=columns, rows=rows)
+
+
 def sentence(evaluation: dict[str, Any]) -> str:
     """Return the result in one sentence."""
     if evaluation.get("form") == "pairs":

@@ -157,6 +157,26 @@ def test_a_field_of_pairs_is_exact_and_its_estimates_agree(text, tmp_path):
         load(tmp_path / "pairs")
 
 
+@pytest.mark.parametrize("parts", ["head", "stages", "joint"])
+def test_a_network_learns_alone_after_the_features_or_with_them(text, folder, tmp_path, parts):
+    recipe = table(text, head={"head": "hidden", "encoder": "blstm", "width": 16}, rivals=[])
+    steps = {"steps": 150, "learning_rate": 1e-2, "warmup": 10, "weight_decay": 0.0, "validate_every": 50}
+    recipe["training"]["network"] = {"parts": parts, "optimisation": {"batch_size": 64, **steps}}
+    list(run(make_recipe(recipe), tmp_path / "run"))
+    found = read_json(tmp_path / "run" / "evaluation" / "evaluation.json")["field"]
+    assert found["gain"]["by length"][1] > 0.4
+    if parts == "stages":  # the network only adds to the features that ``folder`` has too
+        alone = read_json(folder / "evaluation" / "evaluation.json")["field"]["gain"]["by length"][0]
+        assert found["gain"]["by length"][0] > alone - 0.05
+    curve = read_json(tmp_path / "run" / "field" / "stage.json")["summary"]["curve"]
+    assert [each["step"] for each in curve] == [50, 100, 150]
+    model = load(tmp_path / "run")
+    right, wrong = model.score("", ["the dog that is old barks", "the dog that is old sing"], ends=True).candidates
+    assert right.energy < wrong.energy - 1
+    page = write_report(load_run(tmp_path / "run"), SILENT).read_text()
+    assert "Training of the network" in page
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -168,13 +188,15 @@ def test_a_field_of_pairs_is_exact_and_its_estimates_agree(text, tmp_path):
         ({"base": {"kind": "ngram", "local": {"order": 3}}}, "base.local"),
         ({"rivals": [{"kind": "ngram", "order": 3}, {"kind": "ngram", "order": 3}]}, "two rivals"),
         ({"evaluation": {"draws": 3}}, "draws"),
+        ({"form": "pairs", "head": {"width": 8}}, "a network is not"),
+        ({"head": {"width": 7}}, "even width"),
         ({"form": "pairs", "base": {"kind": "ngram", "order": 3}}, "starts at zero does not learn"),
     ],
 )
 def test_wrong_recipes_are_refused(text, change, words):
     wrong = table(text)
     for key, value in change.items():
-        wrong[key] = {**wrong[key], **value} if isinstance(value, dict) else value
+        wrong[key] = {**wrong.get(key, {}), **value} if isinstance(value, dict) else value
     with pytest.raises(UserError, match=words):
         make_recipe(wrong)
 
