@@ -1,4 +1,4 @@
-"""Networks of whole sentences: the loss against the convex fit's, the optimum, the energy that is kept, and resuming."""
+"""Networks of whole sentences: the loss against the convex fit's, the optimum, what is kept, and resuming."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def task_of(parts, head, *, fixed=None, steps=STEPS, features=True, **more):
 
 
 def test_one_batch_of_all_is_the_convex_loss_with_its_slope(parts):
-    """λ, b and an offset of any size; the head is off, so the loss is that of ``sparse_fit``, and not one of another ν."""
+    """λ, b and an offset of any size; the head is off: the loss of ``sparse_fit``, and not of another ν."""
     _, noise, _, features = parts
     at = np.random.default_rng(0).normal(size=features.num + 1)
 
@@ -105,14 +105,14 @@ def test_joint_training_without_a_network_ends_at_the_convex_optimum(parts, tmp_
     task = task_of(parts, head, steps=steps, l2=0.01, weights_rate=1.0)
     list(fit(task, steps, tmp_path, Rng(0)))
     problem = SparseProblem(features.matrix(TEXT), features.matrix(noise.text), noise_ratio=2.0, draws=noise.draws)
-    best, value = problem.solve(0.01, np.zeros(problem.size), iterations=200)
+    _, value = problem.solve(0.01, np.zeros(problem.size), iterations=200)
     reached = problem.value_and_slope(np.append(task.weights, task.bias), 0.01)[0]
     assert reached == pytest.approx(value, abs=2e-3)
     assert reached < problem.value_and_slope(np.zeros(problem.size), 0.01)[0] - 0.1
 
 
 def test_what_validation_says_is_the_certified_gain(parts):
-    lm, _, fresh, features = parts
+    _, _, fresh, features = parts
     head, weights = head_of(scale=0.3), np.linspace(-1, 1, parts[3].num)
     task = task_of(parts, head)
     with torch.no_grad():

@@ -126,7 +126,7 @@ def _trained(
     return task
 
 
-def _curve(folder: Path, first_seconds: float) -> list[dict[str, float]]:
+def _curve(folder: Path, first_seconds: float) -> list[dict[str, Any]]:
     """Return what each validation found, with the CPU seconds of fitting until then (measuring not counted)."""
     spent, found = first_seconds, []
     for record in read_records(folder):
