@@ -46,7 +46,11 @@ class Allowed:
 
     def with_labels(self, labels: Bool[Tensor, "B T K"]) -> "Allowed":
         """Return the constraints with these label sets as well."""
-        return replace(self, labels=labels if self.labels is None else self.labels & labels)
+        if self.labels is None:
+            return replace(self, labels=labels)
+        if self.labels.shape != labels.shape:
+            raise UserError(f"label sets have the shape {list(labels.shape)}: give {list(self.labels.shape)}")
+        return replace(self, labels=self.labels & labels)
 
 
 def bio(labels: Sequence[str]) -> Allowed:

@@ -91,7 +91,7 @@ class LinearChain:
 
     def partial_log_prob(self, labels: Bool[Tensor, "B T K"]) -> Float[Tensor, " B"]:
         """Return the log-probability that every label is in its set: the sum over all compatible taggings."""
-        return self.condition(labels).log_partition() - self._log_partition_of_paths()
+        return distribution.partial_log_prob(self, labels, "tagging")
 
     def condition(self, labels: Bool[Tensor, "B T K"]) -> "LinearChain":
         """Return the chain given that every label is in its set: partial labels, forced decoding."""
@@ -128,9 +128,7 @@ class LinearChain:
 
     def posterior_argmax(self) -> Int[Tensor, "B T"]:
         """Return the most probable label of each position: most expected right labels, perhaps a forbidden tagging."""
-        labels = self.marginals().argmax(-1)
-        kept = self._positions.unpack(self._positions.kept.long()).bool()
-        return torch.where(kept, labels, distribution.NO_LABEL)
+        return distribution.posterior_argmax(self.marginals(), self._positions.mask)
 
     def top_k(self, k: int) -> Taggings:
         """Return the k most probable taggings of each row, best first."""
@@ -149,22 +147,17 @@ class LinearChain:
         self, labels: Float[Tensor, "B T K"] | None = None, pairs: Float[Tensor, "*steps K K"] | None = None
     ) -> Float[Tensor, " B"]:
         """Return E[ Σ_t labels_t(y_t) + Σ_{t ≥ 2} pairs_t(y_{t−1}, y_t) ]; shapes as of emissions and transitions."""
-        total = self._potentials.emissions.new_zeros(self.shape[0])
-        if labels is not None:
-            total = total + _weighted(self.marginals(), labels).sum((1, 2))
-        if pairs is not None:
-            total = total + _weighted(self.pair_marginals(), pairs).sum((1, 2, 3))
-        return total
+        return distribution.expectation(self, labels, pairs)
 
     def expected_log_score(self, other: "LinearChain") -> Float[Tensor, " B"]:
         """Return E_{y ~ self}[other.log_score(y)]; −inf where the other forbids what this one allows."""
         if other.shape != self.shape or not torch.equal(other._positions.kept, self._positions.kept):
             raise UserError(f"chains of shapes {self.shape} and {other.shape}, or of other lengths, cannot be compared")
         x, A = other._potentials.dense()
-        labels = _weighted(self._positions.pack(self.marginals().double()), x).sum((1, 2))
+        labels = distribution.weighted(self._positions.pack(self.marginals().double()), x).sum((1, 2))
         if self.shape[1] == 1:
             return labels
-        return labels + _weighted(log_space.pair_marginals(self._potentials), A).sum((1, 2, 3))
+        return labels + distribution.weighted(log_space.pair_marginals(self._potentials), A).sum((1, 2, 3))
 
     def entropy(self) -> Float[Tensor, " B"]:
         """Return H(p) in nats."""
@@ -205,8 +198,3 @@ class _Arguments:
     mask: Tensor | None
     allowed: Allowed
     compiled: bool
-
-
-def _weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """Return probs · values with 0 · (−inf) = 0."""
-    return torch.where(probs > 0, probs * torch.where(probs > 0, values, 0.0), 0.0)

@@ -1,6 +1,7 @@
 """The role of an exact distribution over labellings, and what follows from its sums alone.
 
     H(p) = log Z_p − E_p[score_p],      H(p, q) = log Z_q − E_p[score_q],      KL(p ‖ q) = H(p, q) − H(p)
+    E[Σ_t f_t(y_t) + Σ_t g_t(y_{t−1}, y_t)] = ⟨marginals, f⟩ + ⟨pair marginals, g⟩
 
 A score may be −inf (a forbidden labelling); where p gives a labelling that q forbids a positive probability, H(p, q) is
 +inf.
@@ -10,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -57,6 +59,47 @@ class StructuredDistribution(Protocol):
         """Return E_{y ~ self}[other.log_score(y)]."""
 
 
+@runtime_checkable
+class PositionMarginals(Protocol):
+    """A distribution that knows the label of each position, and of neighbours, by probability."""
+
+    def marginals(self) -> Float[Tensor, "B T K"]:
+        """Return p(y_t = k)."""
+
+    def pair_marginals(self) -> Float[Tensor, "B T1 K K"]:
+        """Return p(y_s = j, y_t = k) at entry t − 1, s before t."""
+
+
+def expectation(p: PositionMarginals, labels: Tensor | None, pairs: Tensor | None) -> Float[Tensor, " B"]:
+    """Return E[Σ_t labels_t(y_t) + Σ_t pairs_t(y_s, y_t)]; 0 · (−inf) = 0."""
+    if labels is None and pairs is None:
+        raise UserError("the expectation of nothing is asked for: give labels, pairs or both")
+    parts = []
+    if labels is not None:
+        parts.append(weighted(p.marginals(), labels).sum((1, 2)))
+    if pairs is not None:
+        parts.append(weighted(p.pair_marginals(), pairs).sum((1, 2, 3)))
+    return torch.stack(parts).sum(0)
+
+
+def posterior_argmax(marginals: Float[Tensor, "B T K"], kept: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    """Return the most probable label of each position, NO_LABEL where a position does not count."""
+    return torch.where(kept, marginals.argmax(-1), NO_LABEL)
+
+
+def weighted(probs: Tensor, values: Tensor) -> Tensor:
+    """Return probs · values with 0 · (−inf) = 0."""
+    return torch.where(probs > 0, probs * torch.where(probs > 0, values, 0.0), 0.0)
+
+
+@runtime_checkable
+class Conditionable(StructuredDistribution, Protocol):
+    """A distribution that can be told which labels each position may have."""
+
+    def condition(self, labels: Bool[Tensor, "B T K"]) -> "Conditionable":
+        """Return the distribution given that every label is in its set."""
+
+
 def entropy(p: StructuredDistribution) -> Float[Tensor, " B"]:
     """Return H(p) = log Z_p − E_p[score_p], in nats."""
     return p.log_partition() - p.expected_log_score(p)
@@ -83,3 +126,9 @@ def log_partition_of_paths(p: StructuredDistribution, what: str, remedy: str) ->
     if bool(closed.any()):
         raise UserError(f"no {what} of sequence {int(closed.int().argmax())} is allowed: {remedy}")
     return log_z
+
+
+def partial_log_prob(p: Conditionable, labels: Bool[Tensor, "B T K"], what: str) -> Float[Tensor, " B"]:
+    """Return log Σ p(y) over the labellings whose labels are all in their sets."""
+    total = log_partition_of_paths(p, what, "loosen its constraints or correct its labels")
+    return p.condition(labels).log_partition() - total

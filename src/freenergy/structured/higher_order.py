@@ -11,7 +11,7 @@ import itertools
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -21,6 +21,7 @@ from freenergy.structured.allowed import Allowed
 from freenergy.structured.chain import LinearChain
 from freenergy.structured.distribution import NO_LABEL, Taggings
 from freenergy.structured.positions import positions
+from freenergy.structured.potentials import check_shape
 
 MAX_STATES = 4096
 
@@ -54,6 +55,11 @@ class HigherOrderChain:
         if sum(K**m for m in range(1, n + 1)) > MAX_STATES:
             raise UserError(f"order {n} over {K} labels has more than {MAX_STATES} states: lower the order")
         B, T, _ = emissions.shape
+        check_shape("end", end, ((K,),))
+        if allowed is not None:
+            check_shape("allowed.labels", allowed.labels, ((B, T, K),))
+            check_shape("allowed.pairs", allowed.pairs, ((K, K),))
+        self._given = emissions, transitions, {"end": end, "lengths": lengths, "mask": mask}, allowed or Allowed()
         self.order, self.shape = n, (B, T, K)
         self._positions = positions(B, T, lengths, mask, emissions.device)
         histories = _histories(K, n)
@@ -101,6 +107,31 @@ class HigherOrderChain:
         """Return p(y_t = k); 0 at masked positions."""
         of_state = self._states.marginals()
         return self._positions.unpack(of_state @ torch.nn.functional.one_hot(self._last, self.shape[2]).to(of_state))
+
+    def pair_marginals(self) -> Float[Tensor, "B T1 K K"]:
+        """Return p(y_s = j, y_t = k) at entry t − 1, where s is the kept position before t; 0 where there is none."""
+        of_states = self._states.pair_marginals()
+        last = torch.nn.functional.one_hot(self._last, self.shape[2]).to(of_states)
+        return self._positions.unpack_steps(last.T @ of_states @ last)
+
+    def condition(self, labels: Bool[Tensor, "B T K"]) -> "HigherOrderChain":
+        """Return the chain given that every label is in its set: partial labels, forced decoding."""
+        emissions, transitions, others, allowed = self._given
+        return HigherOrderChain(emissions, transitions, **others, allowed=allowed.with_labels(labels))
+
+    def partial_log_prob(self, labels: Bool[Tensor, "B T K"]) -> Float[Tensor, " B"]:
+        """Return the log-probability that every label is in its set: the sum over all compatible taggings."""
+        return distribution.partial_log_prob(self, labels, "tagging")
+
+    def posterior_argmax(self) -> Int[Tensor, "B T"]:
+        """Return the most probable label of each position."""
+        return distribution.posterior_argmax(self.marginals(), self._positions.mask)
+
+    def expectation(
+        self, labels: Float[Tensor, "B T K"] | None = None, pairs: Float[Tensor, "*steps K K"] | None = None
+    ) -> Float[Tensor, " B"]:
+        """Return E[ Σ_t labels_t(y_t) + Σ_{t ≥ 2} pairs_t(y_{t−1}, y_t) ]."""
+        return distribution.expectation(self, labels, pairs)
 
     def argmax(self) -> Taggings:
         """Return the most probable tagging of each row and its score."""

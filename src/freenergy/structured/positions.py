@@ -34,6 +34,11 @@ class Positions:
         """Return which of the ordered positions are inside of their row."""
         return torch.arange(self.T, device=self.lengths.device) < self.lengths.unsqueeze(1)
 
+    @property
+    def mask(self) -> Bool[Tensor, "B T"]:
+        """Return which of the caller's positions count."""
+        return self.unpack(self.kept.long()).bool()
+
     def pack(self, values: Tensor) -> Tensor:
         """Bring [B, T, …] into the order of kept positions."""
         if self.order is None:

@@ -95,13 +95,13 @@ def potentials(
     """Check shapes, bring everything to one type and into the order of kept positions."""
     B, T, K = emissions.shape
     steps, ends = ((K, K), (T - 1, K, K), (B, T - 1, K, K)), ((K,), (B, K))
-    _check_shape("transitions", transitions, steps)
-    _check_shape("start", start, ends)
-    _check_shape("end", end, ends)
-    _check_shape("allowed.pairs", allowed.pairs, steps)
-    _check_shape("allowed.start", allowed.start, ends[:1])
-    _check_shape("allowed.end", allowed.end, ends[:1])
-    _check_shape("allowed.labels", allowed.labels, ((B, T, K),))
+    check_shape("transitions", transitions, steps)
+    check_shape("start", start, ends)
+    check_shape("end", end, ends)
+    check_shape("allowed.pairs", allowed.pairs, steps)
+    check_shape("allowed.start", allowed.start, ends[:1])
+    check_shape("allowed.end", allowed.end, ends[:1])
+    check_shape("allowed.labels", allowed.labels, ((B, T, K),))
     dtype = torch.float64 if emissions.dtype == torch.float64 else torch.float32
     return Potentials(
         positions.pack(emissions.to(dtype)),
@@ -114,7 +114,8 @@ def potentials(
     )
 
 
-def _check_shape(name: str, values: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> None:
+def check_shape(name: str, values: Tensor | None, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Refuse a tensor that has none of the shapes."""
     if values is not None and values.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise UserError(f"{name} has the shape {list(values.shape)}: with these emissions it is {wanted}")

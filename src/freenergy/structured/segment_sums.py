@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -18,7 +18,10 @@ INF = float("inf")
 
 
 class SegmentPotentials(NamedTuple):
-    """Potentials in float64, −inf where forbidden; A, start and end with one entry per row."""
+    """Potentials in float64, −inf where forbidden; A, start and end with one entry per row.
+
+    A may have a matrix per boundary, [B, T − 1, K, K] with entry t − 1 for segments that begin at t.
+    """
 
     segments: Float[Tensor, "B T D K"]
     A: Float[Tensor, "B K K"]
@@ -36,7 +39,8 @@ def forward(p: SegmentPotentials) -> tuple[list[Tensor], list[Tensor]]:
         ways = [c[t - d] + p.segments[:, t - d, d - 1] for d in range(1, min(D, t) + 1)]
         a.append(lse(torch.stack(ways), 0))
         if t < T:
-            c.append(lse(a[-1].unsqueeze(-1) + p.A, 1))
+            A = p.A if p.A.dim() == 3 else p.A[:, t - 1]
+            c.append(lse(a[-1].unsqueeze(-1) + A, 1))
     return a, c
 
 
@@ -55,6 +59,21 @@ def expected_counts(p: SegmentPotentials) -> SegmentPotentials:
         log_z = log_partition(SegmentPotentials(rows[0], rows[1], rows[2], rows[3], p.lengths))
         counts = torch.autograd.grad(log_z.sum(), rows, create_graph=needs_grad, materialize_grads=True)
     return SegmentPotentials(counts[0], counts[1], counts[2], counts[3], p.lengths)
+
+
+def boundary_marginals(p: SegmentPotentials) -> Float[Tensor, "B T1 K K"]:
+    """Return at t − 1 the probability that label k begins at t after label j: ∂ log Z / ∂ A_t."""
+    T = p.segments.shape[1]
+    return expected_counts(p._replace(A=p.A.unsqueeze(1).expand(-1, T - 1, -1, -1))).A
+
+
+def allowed_segments(labels: Bool[Tensor, "B T K"], longest: int) -> Bool[Tensor, "B T D K"]:
+    """Return for which begin s, duration d and label k all of s … s + d − 1 may have the label k."""
+    found = [labels]
+    for d in range(1, longest):
+        ahead = torch.nn.functional.pad(labels[:, d:], (0, 0, 0, min(d, labels.shape[1])), value=False)
+        found.append(found[-1] & ahead)
+    return torch.stack(found, 2)
 
 
 @final

@@ -13,7 +13,7 @@ so any numbers will do and gradients may be taken as often as one likes; the cos
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from freenergy.core.errors import UserError
@@ -22,7 +22,16 @@ from freenergy.structured import distribution, segment_search
 from freenergy.structured.allowed import Allowed
 from freenergy.structured.distribution import NO_LABEL, Taggings
 from freenergy.structured.positions import positions
-from freenergy.structured.segment_sums import INSIDE, SegmentPotentials, cut, expected_counts, log_partition
+from freenergy.structured.potentials import check_shape
+from freenergy.structured.segment_sums import (
+    INSIDE,
+    SegmentPotentials,
+    allowed_segments,
+    boundary_marginals,
+    cut,
+    expected_counts,
+    log_partition,
+)
 
 INF = float("inf")
 
@@ -58,6 +67,7 @@ class SegmentChain:
                 raise UserError(f"{name} has the shape {list(values.shape)}: with {K} labels it is {shape}")
         if allowed is not None and allowed.labels is not None:
             raise UserError("allowed.labels is about positions: forbid a segment by a score of −inf")
+        self._given = segments, transitions, {"start": start, "end": end, "lengths": lengths}, allowed
         self.shape, self._dtype = (B, T, K), segments.dtype
         self._positions = positions(B, T, lengths, None, segments.device)
         self._potentials = _potentials(segments, transitions, start, end, allowed or Allowed(), self._positions.lengths)
@@ -93,6 +103,32 @@ class SegmentChain:
             change[:, d + 1 : d + 1 + T] -= counts[:, :, d]
         return change.cumsum(1)[:, :T].to(self._dtype)
 
+    def pair_marginals(self) -> Float[Tensor, "B T1 K K"]:
+        """Return the probability, at entry t − 1, that a segment of label k begins at t after one of label j."""
+        self._log_partition_of_paths()
+        return boundary_marginals(self._potentials).to(self._dtype)
+
+    def condition(self, labels: Bool[Tensor, "B T K"]) -> "SegmentChain":
+        """Return the chain given that the segment around each position has a label of that position's set."""
+        segments, transitions, others, allowed = self._given
+        check_shape("label sets", labels, (self.shape,))
+        fits = allowed_segments(labels.to(segments.device) | ~self._positions.mask.unsqueeze(-1), segments.shape[2])
+        return SegmentChain(torch.where(fits, segments, -INF), transitions, **others, allowed=allowed)
+
+    def partial_log_prob(self, labels: Bool[Tensor, "B T K"]) -> Float[Tensor, " B"]:
+        """Return the log-probability of ``condition``'s event: the sum over all compatible segmentations."""
+        return distribution.partial_log_prob(self, labels, "segmentation")
+
+    def posterior_argmax(self) -> Int[Tensor, "B T"]:
+        """Return the most probable label of each position."""
+        return distribution.posterior_argmax(self.marginals(), self._positions.mask)
+
+    def expectation(
+        self, labels: Float[Tensor, "B T K"] | None = None, pairs: Float[Tensor, "*steps K K"] | None = None
+    ) -> Float[Tensor, " B"]:
+        """Return E[ Σ_t labels_t(label around t) + Σ_i pairs(k_{i−1}, k_i) ], i over neighbouring segments."""
+        return distribution.expectation(self, labels, pairs)
+
     def argmax(self) -> Taggings:
         """Return the most probable segmentation of each row and its score."""
         best = self.top_k(1)
@@ -118,7 +154,9 @@ class SegmentChain:
             raise UserError("segment chains of other shapes or lengths cannot be compared: give both the same")
         counts = expected_counts(p)
         pairs = ((counts.segments, q.segments), (counts.A, q.A), (counts.start, q.start), (counts.end, q.end))
-        return sum((_weighted(c, values).flatten(1).sum(1) for c, values in pairs), start=p.segments.new_zeros(()))
+        return sum(
+            (distribution.weighted(c, values).flatten(1).sum(1) for c, values in pairs), start=p.segments.new_zeros(())
+        )
 
     def entropy(self) -> Float[Tensor, " B"]:
         """Return H(p) in nats."""
@@ -159,8 +197,3 @@ def _potentials(
     ]
     A, start, end = ((t if ok is None else torch.where(ok.to(t.device), t, -INF)).expand(B, *t.shape) for t, ok in rows)
     return SegmentPotentials(segments.double(), A, start, end, lengths)
-
-
-def _weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """Return probs · values with 0 · (−inf) = 0."""
-    return torch.where(probs > 0, probs * torch.where(probs > 0, values, 0.0), 0.0)

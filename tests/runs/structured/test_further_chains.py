@@ -1,5 +1,6 @@
 """Chains of higher order and semi-Markov chains against the lists of all their labellings."""
 
+import itertools
 import math
 from functools import partial
 
@@ -17,7 +18,7 @@ from freenergy.structured import (
     StructuredDistribution,
     spans,
 )
-from freenergy.testing import enumerate_higher_order, enumerate_segments, law
+from freenergy.testing import Enumerated, enumerate_higher_order, enumerate_segments, law
 
 B, T, K, D = 3, 4, 2, 3
 MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 1, 0]]).bool()
@@ -90,6 +91,73 @@ def test_the_law_of_draws_is_exact(name):
     found = law(lambda rng: chain.sample(1, rng), lambda y: tuple(y[row, 0].tolist()))
     for labels, p in zip(lists[row].labels.tolist(), lists[row].probs().tolist(), strict=True):
         assert found.get(tuple(labels), 0.0) == pytest.approx(p, abs=1e-12)
+
+
+def boundaries(one):
+    """p(a segment with label k begins at t after one with label j), at t − 1, from the list."""
+    found = torch.zeros(T - 1, K, K, dtype=torch.float64)
+    for y, p in zip(one.labels, one.probs().tolist(), strict=True):
+        parts = spans(y)
+        for (_, _, j), (t, _, k) in itertools.pairwise(parts):
+            found[t - 1, j, k] += p
+    return found
+
+
+def label_of_each_position(name, y):
+    """The label of every position, that of the segment around it; NO_LABEL where there is none."""
+    if name != "segments":
+        return y.tolist()
+    found = [NO_LABEL] * T
+    for first, after, label in spans(y):
+        found[first:after] = [label] * (after - first)
+    return found
+
+
+@pytest.mark.parametrize("rules", [None, RULES], ids=["free", "rules"])
+@pytest.mark.parametrize("name", MAKE)
+def test_pairs_partial_labels_and_expectations_by_enumeration(name, rules):
+    chain, lists = MAKE[name](rules=rules)
+    sets = torch.ones(B, T, K, dtype=torch.bool)
+    sets[0, 1, 0] = sets[0, 2, 1] = sets[1, 0, 1] = False
+    sets[1, 3], sets[2, 3] = False, False  # position 3 of row 1 counts for chains of labels only
+    if name != "segments":
+        sets[1, 3, 0] = True
+    f, g = numbers(T, K, seed=9), numbers(K, K, seed=10)
+    g[0, 1] = -math.inf if rules is None else 0.0
+    given = chain.condition(sets)
+    for b, one in enumerate(lists):
+        tags = [label_of_each_position(name, y) for y in one.labels]
+        pairs = boundaries(one) if name == "segments" else one.pair_marginals(K)
+        torch.testing.assert_close(chain.pair_marginals()[b], pairs, atol=1e-12, rtol=0)
+        fits = torch.tensor([all(k < 0 or bool(sets[b, t, k]) for t, k in enumerate(y)) for y in tags])
+        mass = one.probs()[fits].sum()
+        torch.testing.assert_close(chain.partial_log_prob(sets)[b], mass.log(), atol=1e-12, rtol=0)
+        only = Enumerated(one.labels, torch.where(fits, one.log_score, -math.inf))
+        torch.testing.assert_close(
+            given.entropy()[b], torch.tensor(only.entropy(), dtype=torch.float64), atol=1e-12, rtol=0
+        )
+        assert torch.equal(given.argmax().labels[b], only.best(1).labels[0])
+        wanted = sum(
+            p * sum(float(f[t, k]) for t, k in enumerate(y) if k >= 0) for y, p in zip(tags, one.probs(), strict=True)
+        )
+        torch.testing.assert_close(chain.expectation(f.expand(B, T, K))[b], wanted, atol=1e-12, rtol=0)
+        total = float(wanted) + float(torch.where(pairs > 0, pairs * g, 0.0).sum())
+        assert float(chain.expectation(f.expand(B, T, K), g)[b]) == pytest.approx(total, abs=1e-12)
+        likeliest = (covering(one) if name == "segments" else one.marginals(K)).argmax(-1)
+        has_label = torch.tensor([k >= 0 for k in tags[0]])
+        assert torch.equal(chain.posterior_argmax()[b], torch.where(has_label, likeliest, NO_LABEL))
+
+
+def test_sets_that_allow_nothing():
+    for chain in (higher(2)[0], segments()[0]):
+        none = torch.zeros(B, T, K, dtype=torch.bool)
+        assert (chain.partial_log_prob(none) == -math.inf).all()
+        with pytest.raises(UserError, match="of sequence 0 is allowed"):
+            chain.condition(none).marginals()
+        with pytest.raises(UserError, match="shape"):
+            chain.condition(none[:, :2])
+        with pytest.raises(UserError, match="expectation of nothing"):
+            chain.expectation()
 
 
 def test_order_one_is_the_linear_chain():
