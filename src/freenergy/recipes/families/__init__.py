@@ -19,6 +19,7 @@ DEFAULT = "residual"
 FAMILIES = {
     DEFAULT: "freenergy.recipes.families.residual:ResidualRecipe",
     "language-model": "freenergy.recipes.families.language_model:LanguageModelRecipe",
+    "known-law": "freenergy.recipes.families.known_law:KnownLawRecipe",
     "random-field": "freenergy.recipes.families.random_field:RandomFieldRecipe",
     "translation": "freenergy.apps.translation.domain:TranslationRecipe",
     "images": "freenergy.apps.images.domain:ImagesRecipe",
