@@ -11,11 +11,11 @@ Each mean is over strings, the same ones for all rows of a seed. The weights are
 strings; ``at the end`` is KL(P ‖ q) / L on the validation strings with the last weights of the training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Iterator, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
