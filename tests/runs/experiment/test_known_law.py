@@ -41,7 +41,7 @@ def exact(domain, network):
     p, q = log_p.exp(), log_model.exp()
     assert p.sum().item() == pytest.approx(1, abs=1e-12)
     assert q.sum().item() == pytest.approx(1, abs=1e-6)
-        return {
+    return {
         "nats above the law": _moments((p, log_p - log_model)),
         "KL(q ‖ law) of samples": _moments((q, log_model - log_p)),
         "samples' surprise": _moments((p, log_p), (q, -log_p)),
