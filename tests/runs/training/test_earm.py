@@ -74,6 +74,40 @@ def population(settings, theta, p_data, log_z=None):
     return torch.autograd.grad(over_x + over_y - value(0, 0), theta)[0]
 
 
+def beginning_law(p, k):
+    """The law of x_<k, of each string's own beginning."""
+    index = torch.tensor([ROW[tuple(x[:k])] for x in STRINGS.tolist()])
+    return torch.zeros(len(BEGINNINGS)).to(p).index_add(0, index, p)[index]
+
+
+def donsker_varadhan(theta, p_data, k, log_sum=None):
+    """E_data S(x_<k) − log E_q e^{S(x_<k)}, at most KL(data ‖ q) of beginnings x_<k."""
+    S = steps_of(theta).log_sum[:, k] if log_sum is None else log_sum
+    return (p_data * S).sum() - (law(theta) * S.exp()).sum().log()
+
+
+@pytest.mark.parametrize("k", range(K))
+def test_a_step_is_cross_entropy_less_a_bound_on_the_divergence(k):
+    """Eq. 6 at step k = −E_data log q(x_≤k) − {E_data S − log E_q e^S}: S takes away what cross-entropy asks of q(x_<k)."""
+    theta, p_data = table(1), data_law()
+    lambdas = [float(j == k) for j in range(K)]
+    ours = K * kl_objective(theta, p_data, lambdas)
+    cross_entropy = -(p_data * steps_of(theta).log_prob[:, : k + 1].sum(1)).sum()
+    bound = donsker_varadhan(theta, p_data, k)
+    assert ours.item() == pytest.approx((cross_entropy - bound).item(), abs=1e-12)
+    # the bound is one, and S = log(data/q) + c, which is its optimum, makes it the divergence of the beginnings
+    p, q = beginning_law(p_data, k), beginning_law(law(theta), k)
+    divergence = (p_data * (p / q).log()).sum().item()
+    assert bound.item() <= divergence + 1e-12
+    best = donsker_varadhan(theta, p_data, k, (p / q).log() + 0.7)
+    assert best.item() == pytest.approx(divergence, abs=1e-12)
+    # what is left of cross-entropy is then the entropy of the beginnings, which q does not move, and the last conditional
+    entropy = -(p_data * p.log()).sum()
+    last = -(p_data * steps_of(theta).log_prob[:, k]).sum()
+    assert (cross_entropy - best).item() == pytest.approx((entropy + last).item(), abs=1e-12)
+    assert k == 0 or divergence > 0.05  # there is something to bound
+
+
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize("lambdas", [(1.0, 1.0, 1.0), (0.5, 2.0, 0.0)])
 def test_the_expected_gradient_is_that_of_the_divergence(reduced, lambdas):
