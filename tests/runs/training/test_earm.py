@@ -88,7 +88,7 @@ def donsker_varadhan(theta, p_data, k, log_sum=None):
 
 @pytest.mark.parametrize("k", range(K))
 def test_a_step_is_cross_entropy_less_a_bound_on_the_divergence(k):
-    """Eq. 6 at step k = −E_data log q(x_≤k) − {E_data S − log E_q e^S}: S takes away what cross-entropy asks of q(x_<k)."""
+    """Eq. 6 at step k = −E_data log q(x_≤k) − {E_data S − log E_q e^S}: S relaxes what is asked of q(x_<k)."""
     theta, p_data = table(1), data_law()
     lambdas = [float(j == k) for j in range(K)]
     ours = K * kl_objective(theta, p_data, lambdas)
@@ -101,7 +101,7 @@ def test_a_step_is_cross_entropy_less_a_bound_on_the_divergence(k):
     assert bound.item() <= divergence + 1e-12
     best = donsker_varadhan(theta, p_data, k, (p / q).log() + 0.7)
     assert best.item() == pytest.approx(divergence, abs=1e-12)
-    # what is left of cross-entropy is then the entropy of the beginnings, which q does not move, and the last conditional
+    # what is left is then the entropy of the beginnings, which q does not move, and the last conditional
     entropy = -(p_data * p.log()).sum()
     last = -(p_data * steps_of(theta).log_prob[:, k]).sum()
     assert (cross_entropy - best).item() == pytest.approx((entropy + last).item(), abs=1e-12)

@@ -46,7 +46,7 @@ class GRUNetwork:
 
     def logits(self, given: None, tokens: Int[Tensor, "rows T"]) -> Float[Tensor, "rows T V"]:
         """Returns the logits of each token, by what comes before it."""
-        found: Tensor = self.module(torch.cat([self._start(tokens), tokens[:, :-1]], dim=1))[0]
+        found: Tensor = self.module(torch.cat([self._start(tokens), tokens[:, :-1]], dim=1).to(self._device))[0]
         return found
 
     @torch.no_grad()
@@ -55,13 +55,17 @@ class GRUNetwork:
     ) -> tuple[Int[Tensor, "rows K"], Bool[Tensor, "rows K"]]:
         """Draws ``length`` tokens after the known ones."""
         with inference(self.module):
-            read, state, drawn = torch.cat([self._start(known), known], dim=1), None, list[Tensor]()
+            read, state, drawn = torch.cat([self._start(known), known], dim=1).to(self._device), None, list[Tensor]()
             for k in range(length):
                 logits, state = self.module(read, state)
                 read = rng.child("token", k).categorical(logits[:, -1]).unsqueeze(1)
                 drawn.append(read)
-        tokens = torch.cat(drawn, dim=1)
+        tokens = torch.cat(drawn, dim=1).to(known.device)
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.module.out.weight.device
 
     def _start(self, tokens: Int[Tensor, "rows T"]) -> Int[Tensor, "rows 1"]:
         return torch.full((len(tokens), 1), self.vocab_size, device=tokens.device)

@@ -123,9 +123,9 @@ class KnownLaw(Domain):
     def __init__(self, settings: LawSettings, base: GRUBase, seed: int) -> None:
         self.settings, self.base = settings, base
         rng = Rng(seed).child("known-law")
-        sizes = {"vocab_size": settings.vocab_size, "order": settings.order, "spread": settings.spread}
-        self.law = TabularLM.random(rng.child("law"), **sizes)
-        self.space = SequenceSpace(vocab_size=settings.vocab_size, length=settings.length)
+        V, order = settings.vocab_size, settings.order
+        self.law = TabularLM.random(rng.child("law"), vocab_size=V, order=order, spread=settings.spread)
+        self.space = SequenceSpace(vocab_size=V, length=settings.length)
         counts = {"train": settings.train, "validation": settings.validation, "test": settings.test}
         self.strings = {name: self._drawn(num, rng.child(name)) for name, num in counts.items()}
 
@@ -181,7 +181,7 @@ class KnownLaw(Domain):
 def log_q(network: Network, strings: Int[Tensor, "n L"]) -> Float[Tensor, " n"]:
     """Returns log q(x) of each string, float64."""
     with inference(network.module):
-        log_probs = network.logits(None, strings).double().log_softmax(-1)
+        log_probs = network.logits(None, strings).cpu().double().log_softmax(-1)
     return log_probs.gather(-1, strings.unsqueeze(-1)).squeeze(-1).sum(1)
 
 
